@@ -1,4 +1,4 @@
-"""What is done beside packing: the commit goes into the wheel, the README into a form that an index shows."""
+"""Build hooks: write the commit into the wheel, and render the README as a package index shows it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ReadmeHook(MetadataHookInterface):
 
 
 def urls(repository: str) -> dict[str, str]:
-    """What an index shows beside the description; nothing where there is no address."""
+    """Return the links that an index shows beside the description; none without an address."""
     if not repository:
         return {}
     return {

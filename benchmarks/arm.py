@@ -31,7 +31,7 @@ PROMPT = 64
 
 @kernel("w", "row_bytes", "n_blocks", "to")
 def unpack_blocks(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """What a prompt's product does once for all columns."""
+    """The part of a prompt's product that is done once for all columns."""
     form = in_blocks(TensorType[weights])
     panel = matmul.RowPanel(c, a.w, a.row_bytes, 8)
     with c.range(0, a.n_blocks) as i:
@@ -40,7 +40,7 @@ def unpack_blocks(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> N
 
 @kernel("scratch", "n_blocks", "x", "y", "y_stride")
 def multiply_unpacked(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """What a prompt's product does for each group of columns."""
+    """The part of a prompt's product that is done for each group of columns."""
     form, n = in_blocks(TensorType[weights]), c.lowering.columns
     targets = [a.y + j * a.y_stride for j in range(n)]
     matmul.add_panel(c, form, a.scratch, a.n_blocks, matmul.InterleavedColumns(a.x, n), targets, a.y > 0, 8)

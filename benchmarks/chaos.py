@@ -89,7 +89,7 @@ class Worker:
 
 @dataclass
 class Stream:
-    """What one answer was so far."""
+    """One answer so far."""
 
     text: str = ""
     times: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Stream:
 
 @dataclass
 class Round:
-    """What was seen in one round; times in seconds, from the kill on unless named otherwise."""
+    """Observations of one round; times in seconds since the kill, unless named otherwise."""
 
     worker: int = 0
     moment: float = 0.0

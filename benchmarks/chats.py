@@ -32,7 +32,7 @@ def tokens(n: int, seed: int) -> list[int]:
 
 
 class Done(NamedTuple):
-    """What came of the chats of one side: their answers, and tokens of prompts that were computed, or known."""
+    """Chats of one side: their answers, and the prompt tokens that were computed or cached."""
 
     answers: list[list[list[int]]]
     seconds: float

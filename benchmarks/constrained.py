@@ -43,7 +43,7 @@ class Costs:
     accept: list[float] = field(default_factory=list)
 
 
-class Timed:
+class TimedConstraint:
     """A constraint whose calls are timed."""
 
     def __init__(self, constraint: Constraint, costs: Costs) -> None:
@@ -151,7 +151,7 @@ def main() -> None:
                 began = time.perf_counter()
                 constraint = compiler.compile(GrammarSource("json_schema", json.dumps(case.schema)))
                 costs.compile.append((time.perf_counter() - began) * 1e6)
-                timed = Timed(constraint, costs)
+                timed = TimedConstraint(constraint, costs)
                 limited.append(request(llama, case, first + place, flags.temperature, flags.tokens, timed))
             answers, held = run(llama, limited)
             lengths = [answer.n_predicted for answer in answers]

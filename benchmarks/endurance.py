@@ -61,7 +61,7 @@ def questions(seed: int) -> list[Question]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came: the text, the tokens where they are told, how many were generated, and whether it is complete."""
+    """Received so far: the text, the tokens if the API sends them, their number, and True if the answer is complete."""
 
     text: str
     tokens: tuple[int, ...]
@@ -120,7 +120,7 @@ async def ask(client: httpx.AsyncClient, question: Question, hang_up_after: int 
 
 @dataclass
 class Side:
-    """What happened to one side."""
+    """Events of one side."""
 
     n_tokens: int = 0
     n_answers: int = 0
@@ -202,7 +202,7 @@ async def alone(port: int, kinds: list[Question]) -> list[Answer]:
 
 
 def left_over(one: Server) -> str:
-    """What still goes on when nobody asks any more."""
+    """Return the requests that still run after all clients are done."""
     slots = httpx.get(f"http://{HOST}:{one.port}/slots").json()
     busy = [slot["id"] for slot in slots if slot["is_processing"]]
     return f"slots still busy: {busy}" if busy else "all slots idle"

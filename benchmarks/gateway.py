@@ -134,7 +134,7 @@ async def delays(url: str, streams: int) -> list[float]:
 
 
 def chunks(options: argparse.Namespace) -> dict[str, Any]:
-    """What a chunk takes longer over the gateway."""
+    """Measure the delay that the gateway adds to a chunk."""
     found: dict[str, Any] = {}
     with source(400, 0.01) as url, gateway([url]) as over:
         for streams in (1, 8):
@@ -320,7 +320,7 @@ async def _disturb(chaos: Chaos, http: httpx.AsyncClient, url: str, running: Seq
 
 
 def chaos(options: argparse.Namespace) -> dict[str, Any]:
-    """What is lost when replicas fail."""
+    """Count the requests lost when replicas fail."""
 
     async def references(url: str) -> dict[str, str]:
         async with httpx.AsyncClient(timeout=600) as http:
@@ -365,7 +365,7 @@ def worker() -> Iterator[str]:
 
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
-    """How many answers of two replicas differ."""
+    """Count the answers of two replicas that differ."""
     model = model_path(options.model)
     both = ["-c", "8192", "-np", "8", "-t", "1"]
     with ExitStack() as stack:

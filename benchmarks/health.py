@@ -27,7 +27,7 @@ AWAY = 2.0
 
 
 def requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What is asked for: in words, path, body."""
+    """Requests: description, path, body."""
     short = {"prompt": "hello", "n_predict": 4, "cache_prompt": False}
     yield "the first grammar", "/completion", {**short, "json_schema": {"type": "object"}}
     yield "10 MB of text", "/tokenize", {"content": "once upon a time " * 580_000}

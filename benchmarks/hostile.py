@@ -79,7 +79,7 @@ N_REQUESTS = 10_000
 N_CONNECTIONS = 10_000
 LOOK_SECONDS = 0.05
 MOST_MS = 50.0
-"""What /health may take at the 99th percentile."""
+"""Limit of /health's 99th percentile in seconds."""
 MOST_KEPT = 150_000_000
 """Bytes of memory that may stay."""
 CACHE = ["--cache-ram", "64"]
@@ -93,7 +93,7 @@ QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature"
 
 @dataclass
 class Tally:
-    """What came back in one phase."""
+    """Responses of one phase."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
@@ -316,7 +316,7 @@ async def triggers(port: int, tally: Tally) -> None:
 
 
 async def greedy(port: int, tally: Tally) -> None:
-    """Answers that ask for all probabilities of all tokens; then 40 streams of them that nobody reads."""
+    """Answers that ask for all probabilities of all tokens; then 40 streams of them that are never read."""
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
         await in_parallel(4, (whole_answer(client, "POST", path, body, tally) for path, body in greedy_answers()))
     held: list[socket.socket] = []

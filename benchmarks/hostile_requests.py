@@ -1,4 +1,4 @@
-"""What hostile clients send: damaged requests, long texts, deep JSON, schemas and grammars made to take for ever."""
+"""Requests of hostile clients: damaged bodies, long texts, deep JSON, schemas and grammars that take unbounded time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answers() -> list[tuple[str, dict[str, Any]]]:
 
 # --- damage -----------------------------------------------------------------------------------------------------------
 
-_VALUES: list[Any] = [
+VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, -(2**31) - 1, 2**53, 2**63 - 1, 2**64, -(2**70), 10**400, 1.5, -0.0, 1e-320,
     1e308, -1e308, float("nan"), float("inf"), "", "x", "-1", "\x00", "é" * 50, "\ud800", "9" * 400, "null", [], {},
     [[]], [None], [[1, 2, 3]], {"a": {"b": {}}}, [1e308], ["", ""], [True], {"": 1}, {"1": 1e300, "x": False},
@@ -72,20 +72,21 @@ _KEYS = [
 ]  # fmt: skip
 
 
-def _changed(value: Any, rng: random.Random) -> Any:
+def mutate(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with some of its parts replaced, removed or added."""
     if rng.random() < 0.12:
-        return rng.choice(_VALUES)
+        return rng.choice(VALUES)
     if isinstance(value, dict):
-        changed = {k: _changed(v, rng) if rng.random() < 0.35 else v for k, v in value.items()}
+        changed = {k: mutate(v, rng) if rng.random() < 0.35 else v for k, v in value.items()}
         if rng.random() < 0.2 and changed:
             changed.pop(rng.choice(list(changed)))
         while rng.random() < 0.4:
-            changed[rng.choice(_KEYS)] = rng.choice(_VALUES)
+            changed[rng.choice(_KEYS)] = rng.choice(VALUES)
         return changed
     if isinstance(value, list):
-        items = [_changed(v, rng) for v in value]
+        items = [mutate(v, rng) for v in value]
         if rng.random() < 0.3:
-            items.insert(rng.randrange(len(items) + 1), rng.choice(_VALUES))
+            items.insert(rng.randrange(len(items) + 1), rng.choice(VALUES))
         return items
     return value
 
@@ -112,7 +113,7 @@ def _damaged(body: bytes, rng: random.Random) -> bytes:
 def mutated(rng: random.Random) -> tuple[str, bytes]:
     """Path and body of a request some of whose values, names or bytes are not as they should be."""
     path, body = rng.choice(BODIES)
-    changed = _changed(body, rng)
+    changed = mutate(body, rng)
     if isinstance(changed, dict) and path in ("/completion", "/completions"):
         changed["n_predict"] = rng.choice([1, 2, 3])  # what is sampled is no matter here
     elif isinstance(changed, dict):
@@ -297,7 +298,7 @@ def _nested(levels: int, **more: Any) -> dict[str, Any]:
 
 
 def _schemas() -> Iterator[Any]:
-    """JSON Schemas that take much of somebody's time or room."""
+    """JSON Schemas that take much time or memory."""
     for pattern in _PATTERNS:
         yield {"type": "string", "pattern": pattern}
     yield from (_nested(20), _nested(60), _nested(60, additionalProperties={"$ref": "#"}))
@@ -477,7 +478,7 @@ def trigger_bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def greedy_answers() -> Iterator[tuple[str, bytes]]:
-    """Requests for more probabilities than anybody can read."""
+    """Requests for all probabilities of many tokens."""
     chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True}
     for stream in (False, True):
         yield (

@@ -252,7 +252,7 @@ def _sizes(port: int, tally: Tally) -> None:
 
 
 class Wire(Client):
-    """A connection that says what it is told to, with a tensor of a megabyte."""
+    """A connection that sends the given messages, with a tensor of a megabyte."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)

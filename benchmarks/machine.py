@@ -1,4 +1,4 @@
-"""What this machine can do: reading memory and caches, which limits decode, and products in the cache, which limit
+"""Limits of this machine: reading memory and caches, which limits decode, and products in the cache, which limit
 prefill; by the kernels of `llamado bench --roofline`.
 
 usage: machine.py [--json FILE]
@@ -57,7 +57,7 @@ def limits() -> dict[str, Any]:
 
 
 def rows(measured: dict[str, Any]) -> list[tuple[str, dict[str, float], str]]:
-    """What is limited, figures in billions by number of threads, and their unit."""
+    """The limited resource, figures in billions by number of threads, and their unit."""
     found = []
     for where, by_threads in measured["read"].items():
         size = measured["read_sizes"][where] / (1 << 10)

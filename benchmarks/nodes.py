@@ -1,4 +1,4 @@
-"""What slow links cost, by the number of machines: llamado that carries everything itself, llamado whose workers pass
+"""Cost of slow links by the number of machines: llamado that carries everything itself, llamado whose workers pass
 what they compute to the next (the ring), and llama.cpp.
 
 N nodes are a master and N−1 workers of one thread each on this machine, the layers divided evenly among all of them,

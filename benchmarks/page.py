@@ -1,4 +1,4 @@
-"""What the page costs a browser: bytes and time until it shows, memory after 200 messages, pictures while tokens come.
+"""Cost of the page in a browser: bytes and time until it shows, memory after 200 messages, frames while tokens come.
 
 A Chromium that shows no window is driven by CDP against a server in this process whose model writes Markdown at a given
 rate, so that the figures are the page's and not a model's.
@@ -76,7 +76,7 @@ def import_messages(page: Page) -> None:
     kept = {"conversation": {"title": "long", "leaf": rows[-1]["id"], "updated": 1}, "messages": rows}
     text = json.dumps({"format": "llamado-conversations", "version": 1, "conversations": [kept]})
     file: Any = {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
-    page.get_by_label("File of chats").set_input_files(file)
+    page.get_by_label("Chat file").set_input_files(file)
     page.get_by_role("link", name="long").click()
     page.locator("article").nth(MESSAGES - 1).wait_for()
     page.wait_for_timeout(500)

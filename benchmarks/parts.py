@@ -149,7 +149,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def printed(result: dict[str, Any]) -> str:
-    """What the script has printed as tables."""
+    """Return the tables that the script printed."""
     return str(result["tables"])
 
 
@@ -161,13 +161,13 @@ class Part:
     command: tuple[str, ...]
     minutes: float
     quick: tuple[str, ...] = ()
-    """What is added for `--quick`."""
+    """Arguments added for `--quick`."""
     table: Callable[[dict[str, Any]], str] = printed
     """Made of the script's JSON; of what it has printed (`tables`) where `has_rows` is false."""
 
     @property
     def has_rows(self) -> bool:
-        """Whether the figures are kept one by one, and not as the script prints them."""
+        """Return True if the figures are kept one by one instead of as the script prints them."""
         return self.table not in (printed, speculation_table)
 
 

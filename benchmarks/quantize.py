@@ -22,7 +22,7 @@ KINDS = ["Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q6_K", "Q3_K_M", "Q2_K", "IQ4_XS"]
 
 
 def seconds(command: list[str]) -> float:
-    """How long a command takes, from its start to its end."""
+    """Return the seconds that a command takes from start to end."""
     began = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.monotonic() - began

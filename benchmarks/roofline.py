@@ -1,4 +1,4 @@
-"""What our kernels reach of this machine's limits: `llamado bench --roofline` of a prompt and of a token.
+"""Share of this machine's limits that our kernels reach: `llamado bench --roofline` of a prompt and of a token.
 
 usage: roofline.py [MODEL …] [--prompt 512] [--generate 128] [--depth 0] [--threads 2] [--json FILE]
 """

@@ -34,7 +34,7 @@ MODELS = {"small": "smollm2", "gemma": "gemma3", "noise": "synthetic-tiny"}
 
 @dataclass
 class Tally:
-    """What happened."""
+    """Counts and times of one run."""
 
     requests: int = 0
     streams: int = 0

@@ -102,7 +102,7 @@ def listed(endpoints: Sequence[Endpoint | str]) -> str:
 
 
 def in_turns(turn: int, sides: Sequence[str] = SIDES) -> list[str]:
-    """Who goes first changes, so that neither always finds the machine as the other left it."""
+    """Alternate the first side, so that neither always finds the machine as the other left it."""
     return list(sides) if turn % 2 == 0 else list(reversed(sides))
 
 
@@ -231,7 +231,7 @@ LOAD_HEADER = """
 |---|---|---:|---:|---:|"""
 
 
-class _Loaded(Exception):
+class _WeightsLoaded(Exception):
     """The weights are there; what would follow is not measured."""
 
 
@@ -253,12 +253,12 @@ def load_seconds(path: Path, endpoints: Sequence[Endpoint], cache: Path | None =
             ended = time.perf_counter()
             if cache is not None:
                 until_written(cache)
-            raise _Loaded
+            raise _WeightsLoaded
 
     split = SplitOptions(rpc=tuple(map(str, endpoints)), tensor_split=(1.0, 1.0), n_gpu_layers=99)
     try:
         LoadedModel.load(path, EngineOptions(n_ctx=512, split=split, n_threads=1), progress=progress).close()
-    except _Loaded:
+    except _WeightsLoaded:
         pass
     return ended - began, n_bytes
 
@@ -310,7 +310,7 @@ def _receive(pipe: Connection, n_bytes: int) -> None:
 
 @contextmanager
 def unknown_hashes(path: Path) -> Iterator[Path]:
-    """The model under a name whose hashes nobody has computed yet; what is kept of them is removed afterwards."""
+    """The model under a new name, without stored hashes; hashes stored meanwhile are removed afterwards."""
     kept = cache_dir() / "hashes"
     before = set(kept.glob("*"))
     with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:

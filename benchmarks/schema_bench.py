@@ -53,7 +53,7 @@ class Judge:
         self.mask_us: list[float] = []
 
     def accepts(self, matcher: Matcher, data: object) -> bool:
-        """Whether an instance may be the whole answer. Raises ConstraintError at a limit of the parser."""
+        """Return True if an instance may be the whole answer. Raises ConstraintError at a limit of the parser."""
         for byte in json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogatepass"):
             token = self._ids[bytes([byte])]
             if not self._allows(matcher, token):

@@ -1,4 +1,4 @@
-"""Other bytes with the same FNV-1a: why a hash that is no cryptographic one cannot name what strangers upload.
+"""Other bytes with the same FNV-1a hash: a non-cryptographic hash must not identify what untrusted clients upload.
 
 One step of FNV-1a xors a byte into the low eight bits and multiplies by a prime. Written as a difference d to the hash
 instead, n steps are linear: h·Pⁿ + Σ dᵢ·Pⁿ⁻ⁱ (mod 2⁶⁴). Small differences that lead from one hash to another are a

@@ -76,7 +76,7 @@ async def ask(port: int, text: str, n_predict: int) -> Answer:
 
 @dataclass
 class Load:
-    """What one side did under one number of clients, round by round."""
+    """Results of one side with one number of clients, round by round."""
 
     tokens_per_second: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a session takes of memory: servers with one slot and with several, a prompt of 2,000 tokens in each slot.
+"""Memory of a session: servers with one slot and with several, a prompt of 2,000 tokens in each slot.
 
 Memory is the process's own (RssAnon): weights are a mapped file's. What one more session takes is the difference of
 both servers over the difference of their slots, so memory that a server takes before it is used counts as well.

@@ -35,7 +35,7 @@ PROMPTS = (
     "A list of ten birds:",
     "The history of the bicycle begins",
 )
-"""What clients of a router, a gateway or a cluster ask to be continued."""
+"""Prompts of the clients of a router, a gateway or a cluster."""
 N_PREDICT = 24
 """Tokens that they ask for."""
 
@@ -165,7 +165,7 @@ def server(
 
 
 def _healthy(port: int) -> bool:
-    """Whether /health answers 200; costs the server next to nothing."""
+    """Return True if /health answers 200; costs the server next to nothing."""
     try:
         with socket.create_connection((HOST, port), timeout=5) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

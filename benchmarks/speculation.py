@@ -1,4 +1,4 @@
-"""What drafts are worth: prompts answered with and without them, in turns, in one process, and their bytes compared.
+"""Speed-up of drafts: prompts answered with and without them, in turns, in one process, and their bytes compared.
 
 The target is SmolLM2-135M with weights in `--type` f32, which reads as much a token as a model of 1B in four bits.
 The drafts come from the same model in a coarser type (`--draft`, by llama-quantize), or from what `--spec-type` names.
@@ -145,7 +145,7 @@ class Always(Cost):
 
 
 def equal(sides: dict[str, LoadedModel], n: int, n_predict: int, temperature: float) -> dict[str, Any]:
-    """How many answers differ, of prompts that are all asked at once."""
+    """Return the number of answers that differ, of prompts that are all sent at once."""
     drafts = sides["drafts"].engine._drafts  # type: ignore[union-attr]
     assert drafts is not None
     drafts.cost, before = Always(), drafts.counts

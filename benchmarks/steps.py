@@ -2,7 +2,7 @@
 
 The engine runs in this process, and nothing else: no HTTP, no client. A program is timed from its launch to the end of
 the call that has this thread take part; what lies between two programs is the scheduler, sampling, text, and the inputs
-of the next step. What is told while a program runs counts as part of the program.
+of the next step. Calls of callbacks while a program runs count as part of the program.
 Medians, and the 90th percentile, of all steps in which every slot generates.
 
 usage: steps.py [MODEL …] [--slots 1,8] [--tokens 200] [--sampling greedy | default] [--threads 2]

@@ -170,7 +170,7 @@ def random_rows(random: np.random.Generator, type_: Type, rows: int, columns: in
 
 
 def has_more_bits(layer: int, n_layer: int) -> bool:
-    """Whether llama.cpp's mixes give this layer's V and down projections more bits (llama-quant.cpp, use_more_bits)."""
+    """Return True if llama.cpp gives a layer's V and down projections more bits (llama-quant.cpp, use_more_bits)."""
     eighth = n_layer // 8
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 

@@ -30,7 +30,7 @@ ANSWER = 48
 
 
 class Turn(NamedTuple):
-    """What a server said of a request: tokens of the prompt from its cache, those computed, seconds to the first."""
+    """A server's figures of a request: cached and computed prompt tokens, seconds to the first token."""
 
     cached: int
     computed: int

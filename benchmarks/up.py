@@ -78,7 +78,7 @@ class Up:
         self.process, self.folder = process, folder
 
     def state(self) -> ClusterState | None:
-        """What it tells other terminals."""
+        """Return the state that it reports to other terminals."""
         return next(iter(all_clusters()), None)
 
     def ready(self, changed: dict[str, int] | None = None) -> ClusterState:
@@ -109,7 +109,7 @@ class Up:
         return found
 
     def gone(self) -> list[str]:
-        """What is left after half a minute at most."""
+        """Return the processes that are left after half a minute at most."""
         end = time.monotonic() + 30
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -235,7 +235,7 @@ class Streams:
 
 
 def joined(url: str, more: int) -> bool:
-    """Whether so many workers have layers."""
+    """Return True if that many workers have layers."""
     devices = httpx.get(f"{url}/cluster", timeout=60).json()["devices"]
     return [one["endpoint"] is not None and one["state"] == "ready" for one in devices].count(True) == more
 

@@ -1,4 +1,4 @@
-"""How long clients that ask together wait for their first token: `llamado serve` and llama-server with equal settings.
+"""Time to first token of simultaneous clients: `llamado serve` and llama-server with equal settings.
 
 Prompts are tokens, other ones in every round, and nothing of earlier ones is reused. `alike`: eight prompts of 512
 tokens; `short`: eight of 64; `mixed`: eight of 64 to 2,048; `behind`: seven of 128 that come a tenth of a second after

@@ -1,4 +1,4 @@
-"""What mkdocs needs beside `docs/`: pages that live elsewhere in the repository, and links that lead out of `docs/`."""
+"""mkdocs hooks: add pages from outside `docs/` to the site, and rewrite links that lead out of `docs/`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _outside(source: str) -> set[str]:
-    """What of the repository outside of `docs/` a page leads to."""
+    """Return the files outside of `docs/` that a page links to."""
     targets = {_target(source, link) for link in _LINK.findall((ROOT / source).read_text())}
     return {target for target in targets if "://" not in target and not target.startswith("docs/")}
 
@@ -50,7 +50,7 @@ def _target(source: str, link: str) -> str:
 
 
 def _place(target: str) -> str:
-    """Where that is in the site."""
+    """Return the file's address in the site."""
     if "://" in target:
         return target
     return _PLACES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else f"{target}.txt")

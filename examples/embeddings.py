@@ -1,4 +1,4 @@
-"""Which of some texts is nearest to a question, by their vectors.
+"""Find the text nearest to a question by comparing embeddings.
 
     python examples/embeddings.py [MODEL]
 

@@ -13,7 +13,7 @@ model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
 

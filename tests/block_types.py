@@ -40,7 +40,7 @@ SCALES: dict[T, tuple[int, ...]] = {
     T.IQ3_S: (0,),
     T.IQ1_M: (48, 50, 52, 54),
 }
-"""Where f16 scales lie in a block: of d, and of dmin or m; of IQ1_M, whose first four bits are d's."""
+"""Byte offsets of the f16 scales in a block: d, then dmin or m. In IQ1_M the high four bits of each word make up d."""
 CODES = {T.MXFP4: 1, T.NVFP4: 4}
 """Bytes at the beginning of a block that each are a scale."""
 

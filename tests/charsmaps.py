@@ -26,7 +26,7 @@ def charsmap(rules: Mapping[str, str]) -> NDArray[np.int8]:
     starts: set[int] = set()  # of two nodes that began at one place, each would have the other's bytes
 
     def put(at: int, node: dict[int, Any]) -> None:
-        """What follows a unit lies where the unit's offset, turned by the byte, points to."""
+        """Place the children of the unit `at`: each lies at the unit's offset XOR its byte."""
         free = (base for base in range(1, len(units)) if at ^ base not in starts)
         offset = next(base for base in free if not any((at ^ base ^ byte) in taken for byte in node))
         units[at] |= offset << 10

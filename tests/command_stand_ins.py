@@ -44,7 +44,7 @@ import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli, options
 from llamado.commands.chat import run as chat_run
-from llamado.commands.chat.speaker import Figures, Said
+from llamado.commands.chat.backend import AnswerPiece, AnswerStats
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
@@ -52,6 +52,7 @@ from llamado.engine import loaded_model
 from llamado.engine.embedding.load import chosen_pooling
 from llamado.engine.forward import fitting
 from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.options import CacheOptions, SchedulerOptions
 from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
 from llamado.quantize.imatrix import ColumnSums, Imatrix
@@ -157,10 +158,10 @@ class Commands:
         )
 
     def _loading(self) -> None:
-        """What a model is loaded with, down to the device, the forward pass and the engine."""
+        """Record the arguments that reach the device, the forward pass and the engine."""
         commands = self
         note, real_open = self._note, loaded_model.GGUFFile.open
-        real_memory_options = fitting.memory_options
+        real_memory_request = fitting.memory_request
         real_load = LoadedModel.load.__func__  # type: ignore[attr-defined]
 
         def load_model(cls: type[LoadedModel], source: Any, options: Any, **more: Any) -> LoadedModel:
@@ -197,12 +198,12 @@ class Commands:
             def close(self) -> None: ...
 
         class Forward:
-            def __init__(self, file: Any, model: Any, devices: Any, placement: Any, **options: Any) -> None:
-                for key in ("progress", "reconnect", "replace"):
-                    options.pop(key)
-                note("forward", **options)
-                self.max_batch, self.devices = options["max_batch"], devices
-                self.memory = SimpleNamespace(n_cells=options["n_cells"])
+            def __init__(
+                self, file: Any, model: Any, devices: Any, options: Any, placement: Any, progress: Any = None
+            ) -> None:
+                note("forward", **{k: v for k, v in vars(options).items() if k not in ("reconnect", "replace")})
+                self.max_batch, self.devices = options.max_batch, devices
+                self.memory = SimpleNamespace(n_cells=options.n_cells)
                 self.chunk, self.n_vocab, self.placement = self.max_batch, model.hparams.n_vocab, placement
 
             def warm_up(self, *_: Any) -> None: ...
@@ -210,10 +211,14 @@ class Commands:
             def close(self) -> None: ...
 
         class Engine:
-            def __init__(self, forward: Any, tokenizer: Any, **options: Any) -> None:
-                del options["top_rows"]
-                note("engine", **options)
-                self.n_ctx, self.lora = options["n_ctx"], options["lora"]
+            def __init__(
+                self, forward: Any, tokenizer: Any, options: Any, *, scales: Any, drafts: Any, top_rows: Any
+            ) -> None:
+                named = [field.name for part in (SchedulerOptions, CacheOptions) for field in fields(part)]
+                note("engine", **{name: getattr(options, name) for name in named if name != "unified"})
+                note("engine", lora=scales.each, invocations=scales.invocations, drafts=drafts)
+                self.n_ctx, self.lora = options.n_ctx_slot, scales.each
+                note("engine", n_ctx=self.n_ctx)
 
             def close(self, timeout: float = 0.0) -> None: ...
 
@@ -223,13 +228,13 @@ class Commands:
             def __init__(self, split: Any, here: Any, file: Any, model: Any, wanted: Any, progress: Any) -> None:
                 note("divided", split=split)
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
-                self.reconnect = self.replace_lost = None
+                self.split, self.reconnect, self.replace_lost = split, None, None
 
             def log_placement(self, placement: Any) -> None: ...
 
-        def memory_options(options: Any) -> Any:
+        def memory_request(options: Any) -> Any:
             note("fit", **dataclasses.asdict(options.fit))
-            return real_memory_options(options)
+            return real_memory_request(options)
 
         def model_in(file: Any, rope: Any) -> Any:
             note("rope", **dataclasses.asdict(rope))
@@ -243,14 +248,13 @@ class Commands:
             return () if found is None else tuple(kind.name for kind in found.kinds)
 
         real_model_in, real_drafts_for = llamado.models.load_model, loaded_model.drafts_for
-        self._patch.setattr(loaded_model, "cores", lambda: 2)
         self._patch.setattr(loaded_model, "open_draft_model", open_draft_model)
         self._patch.setattr(loaded_model, "drafts_for", drafts_for)
         self._patch.setattr(loaded_model, "load_model", model_in)
         self._patch.setattr("llamado.models.load_model", model_in)
         self._patch.setattr(LoadedModel, "load", classmethod(load_model))
-        self._patch.setattr(loaded_model, "memory_options", memory_options)
-        self._patch.setattr(fitting, "memory_options", memory_options)
+        self._patch.setattr(loaded_model, "memory_request", memory_request)
+        self._patch.setattr(fitting, "memory_request", memory_request)
         self._patch.setattr(loaded_model, "GGUFFile", SimpleNamespace(open=open_file))
         self._patch.setattr(loaded_model, "override_metadata", metadata)
         self._patch.setattr(loaded_model, "load_adapters", adapters)
@@ -260,9 +264,6 @@ class Commands:
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
         self._patch.setattr("llamado.engine.topology.topology.Topology", lambda *_: None)
-        self._patch.setattr(
-            loaded_model, "DiskCache", lambda folder, limit, *_: note("disk", folder=str(folder), limit=limit)
-        )
 
     def _serving(self) -> None:
         """The server around the model."""
@@ -331,7 +332,7 @@ class Commands:
 
             def close(self) -> None: ...
 
-        self._patch.setattr("llamado.cluster.lab.Lab", Laboratory)
+        self._patch.setattr("llamado.cluster.latency_lab.LatencyLab", Laboratory)
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)
@@ -350,7 +351,7 @@ class Commands:
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
         self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))
         self._patch.setattr(run, "overview", lambda *_: [])
-        self._patch.setattr(run.memory, "keep", lambda: None)
+        self._patch.setattr(run.memory, "freeze", lambda: None)
         self._patch.setattr(sys, "setswitchinterval", lambda _: None)
         self._patch.setattr("llamado.http.sockets.check_tls", lambda *files: note("tls", checked=files))
 
@@ -404,7 +405,7 @@ class Commands:
 
         def measured_pass(loaded: Any, machine: Any, n: int, start: int, repetitions: int, threads: int) -> Any:
             self._seen.setdefault("roofline.passes", []).append((n, start))
-            return [roofline.KernelRow("in all", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
+            return [roofline.KernelRow("total", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
 
         def batch(forward: Any, pp: int, tg: int, pl: int) -> tuple[float, float]:
             self._seen.setdefault("bench.batches", []).append((pp, tg, pl))
@@ -475,10 +476,10 @@ class Commands:
         """run, plan, worker, tap, wait, and what ends a command early."""
         note = self._note
 
-        def answer(_: Any, messages: Any, settings: Any) -> Generator[Said, None, Figures]:
+        def answer(_: Any, messages: Any, settings: Any) -> Generator[AnswerPiece, None, AnswerStats]:
             note("chat", messages=messages, **settings)
-            yield Said("answer")
-            return Figures()
+            yield AnswerPiece("answer")
+            return AnswerStats()
 
         class Far:
             name, notes = "far", ()
@@ -495,8 +496,8 @@ class Commands:
         real_screen = chat_run.screen_of
         self._patch.setattr(Far, "answer", answer, raising=False)
         self._patch.setattr(chat_run, "screen_of", screen_of)
-        self._patch.setattr("llamado.commands.chat.here.EngineSpeaker.answer", answer)
-        self._patch.setattr("llamado.commands.chat.remote.HttpSpeaker", Far)
+        self._patch.setattr("llamado.commands.chat.local.LocalBackend.answer", answer)
+        self._patch.setattr("llamado.commands.chat.remote.RemoteBackend", Far)
 
         class Workers:
             def __init__(self, split: Any) -> None:
@@ -511,10 +512,10 @@ class Commands:
 
         real_sizes = fitting.model_sizes
 
-        def model_sizes(file: Any, model: Any, **options: Any) -> Any:
+        def model_sizes(file: Any, model: Any, options: Any) -> Any:
             if self._command == "plan":
-                note("sizes", **options)
-            return real_sizes(file, model, **options)
+                note("sizes", **vars(options))
+            return real_sizes(file, model, options)
 
         def examine(what: Any, options: Any, machine: Any, **more: Any) -> Examination:
             note("doctor", what=what, options=options, machine=machine, **more)
@@ -553,15 +554,15 @@ class Commands:
         self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})
         self._patch.setattr(f"{deploy}.write", lambda files, folder: note("deploy", folder=folder) or [])
         up = "llamado.commands.up.start"
-        self._patch.setattr(f"{up}.run_here", lambda config: note("up", config=config, detach=False))
-        self._patch.setattr(f"{up}.run_behind", lambda config, *_: note("up", config=config, detach=True))
+        self._patch.setattr(f"{up}.run_in_foreground", lambda config: note("up", config=config, detach=False))
+        self._patch.setattr(f"{up}.run_in_background", lambda config, *_: note("up", config=config, detach=True))
         self._patch.setattr(
             "llamado.commands.wait.wait.run_wait", lambda url, **options: note("wait", url=url, **options)
         )
 
 
 class _Late:
-    """What the current run has seen."""
+    """The calls that the current run recorded."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

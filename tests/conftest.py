@@ -114,7 +114,7 @@ def bits_of_this_test(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def environment_as_before() -> Iterator[None]:
-    """What a test, or a command that runs in this process, sets in the environment goes with its test."""
+    """Restore the environment variables after each test."""
     before = dict(os.environ)
     yield
     environment.restore(before)
@@ -122,14 +122,17 @@ def environment_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def patient_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine's worker may be silent for longer than the usual two seconds; tests of silence say how long."""
+    """Let workers be silent for longer than the default two seconds, because the machine may be busy.
+
+    Tests of silence set their own limit.
+    """
     real = Patience.of
     monkeypatch.setattr(Patience, "of", lambda seconds: real(GUARD if seconds == ALIVE_TIMEOUT else seconds))
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """What a quiet model, or a command that runs in this process, does to the program's logger goes with its test."""
+    """Restore the program's logger after each test."""
     logger = logging.getLogger("llamado")
     level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
     yield

@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 def is_whole(command: str) -> bool:
-    """Whether bash needs no further line."""
+    """Return True if bash accepts the command without a further line."""
     return subprocess.run(["bash", "-n", "-c", command], capture_output=True).returncode == 0
 
 
@@ -79,7 +79,7 @@ def prose(page: str) -> str:
 
 
 def spans(page: str) -> list[str]:
-    """What stands between single backticks in a page's prose."""
+    """Return the texts between single backticks in a page's prose."""
     return [span.replace("\\|", "|").replace("\n", " ") for span in re.findall(r"`([^`]+)`", prose(page))]
 
 
@@ -98,11 +98,11 @@ def words(command: str) -> list[str]:
 
 
 def anchors(page: str) -> set[str]:
-    """What of a page can be led to by `#…`: its headings, as both GitHub and mkdocs spell them."""
+    """Return the targets of `#…` links to a page: its headings as both GitHub and mkdocs spell them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def links(page: str) -> list[str]:
-    """Where a page leads to within the repository."""
+    """Return a page's links within the repository."""
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _KEPT = re.compile(r"LLAMADO_(CACHE|CHROMIUM|CPU|FUZZ|MODELS|PEER_HOME)$")
-"""What a test run is told: folders of its caches and programs, the processor to pretend, whether to look for more."""
+"""Settings of a test run: folders of caches and programs, the CPU to pretend, deeper searches on or off."""
 
 _REMOVED = re.compile(
     r"(LLAMADO|LLAMA|GGML|MTMD|AIP|HF|HUGGINGFACE|HUGGING_FACE|OLLAMA|OPENAI|ANTHROPIC|OTEL|XDG|LC|RAY)_"

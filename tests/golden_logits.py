@@ -19,6 +19,7 @@ from tiny.spec import write as write_model
 
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import pair
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import ARCHITECTURES, Output, Pooling, load_model
@@ -77,10 +78,7 @@ def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
             file,
             load_model(file),
             [_Device("HERE")],
-            n_cells=N_CTX,
-            max_batch=len(TOKENS),
-            whole=output is not Output.LOGITS,
-            output=output,
+            RunnerOptions(n_cells=N_CTX, max_batch=len(TOKENS), whole=output is not Output.LOGITS, output=output),
         )
         try:
             yield runner

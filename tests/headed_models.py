@@ -36,12 +36,12 @@ def _own_random(name: str) -> np.random.Generator:
 
 
 def _adds(name: str) -> bool:
-    """Whether a matrix makes what a half of a layer adds."""
+    """Return True for the matrices whose product is added to the residual stream."""
     return any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
 
 
 @dataclass(frozen=True)
-class Headed(Tiny):
+class HeadedModel(Tiny):
     """`sway`: how much hidden states change what the block reads; 0: it reads embeddings alone. `repeats`: it reads
     hidden states alone, and adds nothing, so that it says again what the model said. `alone`: the layer is not there.
     `quiet`: what is before the last layer adds nothing.
@@ -84,7 +84,7 @@ class Headed(Tiny):
 WITH_STATES = ("qwen35", "qwen35moe", "qwen3next", "bailingmoe3", "nemotron_h_moe")
 
 
-def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> Headed:
+def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> HeadedModel:
     """All layers of a model of which some have states, and a block behind them like that with attention."""
     keys, block = {**base.keys, "nextn_predict_layers": 1}, {**base.layers[3 if 3 in base.layers else 1], **more}
     if base.architecture == "nemotron_h_moe":  # a half in each layer, both in the block
@@ -95,10 +95,12 @@ def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[
     for key in ("attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys[key], list):
             keys[key] = [*keys[key], max(keys[key])]
-    return Headed(base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options)
+    return HeadedModel(
+        base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options
+    )
 
 
-def headed(name: str, *, n_heads: int = 1, **options: Any) -> Headed:
+def headed(name: str, *, n_heads: int = 1, **options: Any) -> HeadedModel:
     """A layer of a small model and blocks behind it; of Qwen3.5 and alike all layers, of which others have states."""
     base = TINY[name]
     n = base.n_embd
@@ -118,7 +120,7 @@ def headed(name: str, *, n_heads: int = 1, **options: Any) -> Headed:
     changed = {**base.keys, "leading_dense_block_count": 0, "nextn_predict_layers": n_heads, **CHANGES.get(name, {})}
     lists = [key for key, value in changed.items() if isinstance(value, list) and "rope" not in key]
     changed |= {key: [changed[key][-1]] * (1 + n_heads) for key in lists if key != "attention.indexer.types"}
-    return Headed(
+    return HeadedModel(
         base.architecture,
         changed,
         layer,
@@ -186,7 +188,7 @@ def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bo
 
 def make_target(path: Path) -> Path:
     """Writes the small llama model of four layers that it drafts for."""
-    return make(Headed("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
+    return make(HeadedModel("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
 
 
 def make_dflash(

@@ -50,7 +50,7 @@ class OwnDevice:
 
     details = "numpy"
     dtype: type[np.floating[Any]] = np.float64
-    """What it computes with."""
+    """Type of its computations."""
 
     def __init__(self, name: str, endpoint: Place | None = None, free: int = 1 << 30) -> None:
         self.name, self.endpoint = name, endpoint
@@ -87,7 +87,7 @@ class OwnDevice:
         self._callbacks.append(callback)
 
     def die(self) -> None:
-        self.lost = DeviceLost(self.name, "somebody pulled the plug")
+        self.lost = DeviceLost(self.name, "its power cable was unplugged")
         for callback in self._callbacks:
             callback(self.lost)
 
@@ -137,7 +137,7 @@ class OwnDevice:
                 raise DeviceError(f"{self.name} has no {node.op.name}")
 
     def launch(self, graph: Graph) -> None:
-        """Nothing of it is there before somebody waits for it."""
+        """Defer all computation until the caller waits for the result."""
         self.prepare(graph)
         self._launched = graph
 

@@ -7,14 +7,14 @@ import os
 import socket
 from contextlib import ExitStack
 
-# Below those that the system gives to whoever asks for any (Linux: 32,768 on): nobody else gets one of these between
-# its choice and its use. Every process begins elsewhere, so that tests side by side choose others.
+# Below the ephemeral ports (Linux: 32,768 on), so the system gives none of these to another process between choice and
+# use. Every process begins at another number, so that tests that run side by side choose different ports.
 _FIRST, _COUNT = 10_000, 20_000
 _numbers = itertools.count(os.getpid() * 997)
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` TCP ports in a row of the loopback interface that nobody listens on; others at each call."""
+    """Return the first of `count` consecutive free TCP ports of the loopback interface; different ones at each call."""
     while True:
         ports = [_FIRST + next(_numbers) % _COUNT for _ in range(count)]
         with ExitStack() as probes:
@@ -28,5 +28,5 @@ def free_ports(count: int) -> int:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on; another one at each call."""
+    """Return a free TCP port of the loopback interface; a different one at each call."""
     return free_ports(1)

@@ -27,6 +27,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape, Model, load_adapters, load_model
 from llamado.models.hadamard import hadamard
+from llamado.models.memory import MemoryOptions
 
 Array = NDArray[Any]
 
@@ -74,9 +75,9 @@ def _encode_nl(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 class ReferenceDevice:
-    """Runs graphs one node at a time. Memory is a byte array per tensor that owns memory; data nobody wrote is zero.
+    """Runs graphs one node at a time. Each tensor that owns memory has a byte array, zero until it is written.
 
-    Results nobody computed yet are filled with NaN, so that an order which reads too early shows.
+    Results that are not computed yet are NaN, so that an order which reads too early shows.
     """
 
     def __init__(self, dtype: type[np.floating[Any]] = np.float64) -> None:
@@ -146,7 +147,7 @@ class ReferenceDevice:
             return
         rule = RULES.get(node.op)
         if rule is None:
-            raise NotImplementedError(f"the reference does not know {node.op.name}")
+            raise NotImplementedError(f"the reference has no {node.op.name}")
         values = rule(self, node)
         if values is not None:
             self.set(node, values)
@@ -753,7 +754,7 @@ class ReferenceModel:
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
         load_adapters(self.model, adapters)
-        self.kv = self.model.memory(n_cells, type_k, type_v, whole=True)
+        self.kv = self.model.memory(MemoryOptions(n_cells=n_cells, type_k=type_k, type_v=type_v, whole=True))
         self.device = ReferenceDevice(dtype)
         for name, tensor in self.model.weights.items():
             self.device.bind(tensor, self.file.data(name))

@@ -92,7 +92,7 @@ def test_paths_exist() -> None:
 
 
 def test_functions_and_classes_exist() -> None:
-    """Those named as `file.py: name`."""
+    """The page names them as `file.py` (`name`)."""
     named = re.findall(r"`((?:\w+/)+\w+\.py)` \(`([\w.]+)`", PAGE)
     assert len(named) > 8
     for path, name in named:

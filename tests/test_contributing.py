@@ -50,7 +50,7 @@ def apply(step: Step, root: Path) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_each_kind_of_thing_has_an_example() -> None:
+def test_every_extension_point_has_an_example() -> None:
     found = examples()
     assert [*found] == [
         "An architecture", "A weight type", "A device", "An RPC message", "A sampler", "A tool dialect", "An endpoint",
@@ -96,7 +96,7 @@ PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-er
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of the tests of all examples without their sources."""
+    """Return pytest's output for the tests of all examples without their sources."""
     root = copy(tmp_path_factory.mktemp("without"), [*examples()])
     return run(root, *PYTEST, *(path for name in examples() for path in own_tests(name)))[1]
 

@@ -1,4 +1,4 @@
-"""What the documents show is what there is: each page is followed as its reader would, command by command.
+"""The documents are true: each page is followed as a reader would, command by command.
 
 A page's commands run in their order, in an empty folder; a server that a page starts answers what the page asks
 afterwards. Nothing is left out silently: what cannot be run is in a table here, with the reason.
@@ -28,7 +28,7 @@ from waiting import GUARD, until
 from llamado.cluster.deploy.deployment import Deployment
 from llamado.cluster.deploy.targets import files_for
 from llamado.cluster.file import read_cluster
-from llamado.commands.cli import COMMANDS, PROGRAMS, _divided, _parser
+from llamado.commands.cli import COMMANDS, PROGRAMS, make_parser, split_server_flags
 from llamado.commands.wait.wait import run_wait
 from llamado.flags import FLAGS, parse
 from llamado.gateway.options import read_config
@@ -63,7 +63,7 @@ NOT_RUN = {
 """Commands that are not run here: why, and the file that does it instead, or that they name."""
 
 TYPED = {"llamado run smollm2 -n 64": "Hello!\n"}
-"""What somebody types into a command."""
+"""Input of commands that read from the terminal."""
 
 EXIT_CODES = {
     ("docs/quickstart.md", "llamado doctor http://localhost:8080"): 1,  # nothing runs there by then
@@ -72,14 +72,14 @@ EXIT_CODES = {
 """Commands that find something wrong where their page shows them."""
 
 ELSEWHERE_RUNNING = {"docs/cluster.md": ["llamado worker -p 50053"]}
-"""What runs on machines whose commands the page does not repeat."""
+"""Commands of other machines that the page does not repeat."""
 
 LONG = ("serve", "worker", "tap", "gateway", "up")
 """Commands that go on until they are ended."""
 
 HERE = "127.0.0.1"
 MACHINES = {"192.168.1.20": HERE, "192.168.1.21": HERE, "192.168.1.22": HERE, "localhost": HERE, "0.0.0.0": HERE}
-"""Machines of the documents that are this one; those not named here are told apart by their ports."""
+"""Machines of the documents that are mapped to this one; others are distinguished by their ports."""
 
 READERS: dict[str, Callable[[Path], object]] = {
     "cluster.yaml": read_cluster,
@@ -89,10 +89,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "models.ini": read_presets,
     "probes.yaml": lambda path: check_probes(yaml.safe_load(path.read_text())),
 }
-"""What reads the files that the documents show."""
+"""Parsers of the files that the documents show."""
 
 SAMPLES: dict[str, Callable[[], Any]] = {"docs/operations.md": lambda: json.loads(health_body(ServerState())[1])}
-"""What the JSON of a page is a sample of."""
+"""Sources of the JSON samples on a page."""
 
 
 def check_probes(shown: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class Reader:
             self._run(["bash", "-e", "-o", "pipefail", "-c", typed], command, place)
 
     def _port(self, given: list[str]) -> int:
-        """Where what goes on listens."""
+        """Return the port of a long-running command."""
         flags = flags_of(given)
         if given[1] == "up" and len(given) > 2 and given[2].endswith(".yaml"):
             return read_cluster(self.work / given[2]).port
@@ -289,8 +289,8 @@ def why_not(command: str) -> str:
 
 def flags_of(given: list[str]) -> Any:
     """The flags of a command of llamado's, read by its own parser. Raises FlagError and SystemExit."""
-    own, _ = _divided(given[2:]) if given[1] in ("deploy", "up") else (given[2:], [])
-    return parse(_parser(given[1]), given[1], own, {})[0]
+    own, _ = split_server_flags(given[2:]) if given[1] in ("deploy", "up") else (given[2:], [])
+    return parse(make_parser(given[1]), given[1], own, {})[0]
 
 
 @pytest.fixture
@@ -337,17 +337,17 @@ def test_the_page_can_be_followed(reader: Reader) -> None:
 # --- what needs no server ---------------------------------------------------------------------------------------------
 
 
-def test_every_block_has_who_runs_it() -> None:
+def test_every_code_block_is_run_or_explained() -> None:
     for page in PAGES:
         for block in run_here(page):
             known = block.language in (*SHELL, "python") or (block.language == "json" and page in SAMPLES)
-            assert known or block.file in READERS, f"{block.place}: nobody runs {block.language or 'this block'}"
+            assert known or block.file in READERS, f"{block.place}: no test runs {block.language or 'this block'}"
     for file in ELSEWHERE.values():
         assert (ROOT / file).exists()
 
 
 @pytest.mark.slow
-def test_what_is_not_run_has_a_reason_that_still_holds() -> None:
+def test_skipped_commands_have_a_valid_reason() -> None:
     shown = [command for page in PAGES for b in blocks(page) if b.language in SHELL for command in b.commands()]
     commands = [bare(command) for command in shown]
     for pattern, (_, file) in NOT_RUN.items():
@@ -374,15 +374,15 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                 continue
             command = PROGRAMS.get(given[1], given[1])
             assert command in COMMANDS, f"{page}: {span}"
-            known = {*_parser(command)._option_string_actions, "--"}
-            for word in _divided(given[2:])[0]:
+            known = {*make_parser(command)._option_string_actions, "--"}
+            for word in split_server_flags(given[2:])[0]:
                 assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in known, f"{page}: {span}"
 
 
 @pytest.mark.slow
 def test_flags_named_in_prose_exist() -> None:
     ours = {name for flag in FLAGS for name in (*flag.names, *flag.off_names)}
-    ours |= {name for command in COMMANDS for name in _parser(command)._option_string_actions}
+    ours |= {name for command in COMMANDS for name in make_parser(command)._option_string_actions}
     scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     of_scripts = {*re.findall(r'add_argument\("(--[\w-]+)"', scripts)}
     for page in PAGES:
@@ -411,7 +411,7 @@ def test_links_lead_somewhere() -> None:
                 assert anchor in anchors(os.path.relpath(target, ROOT)), f"{page}: {link}"
 
 
-def test_every_page_is_led_to() -> None:
+def test_every_page_is_linked() -> None:
     led = {
         os.path.normpath(os.path.join(os.path.dirname(page), link.partition("#")[0]))
         for page in PAGES

@@ -11,7 +11,7 @@ import pytest
 import tiers
 
 
-def test_what_the_machine_sets_does_not_reach_tests() -> None:
+def test_environment_variables_do_not_reach_tests() -> None:
     removed = (
         "LC_ALL", "NO_COLOR", "COLUMNS", "https_proxy", "NO_PROXY", "HF_TOKEN", "LLAMA_ARG_PORT", "LLAMADO_LAB",
         "LLAMADO_SIMD", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED",
@@ -23,11 +23,11 @@ def test_what_the_machine_sets_does_not_reach_tests() -> None:
     assert environment.neutral(os.environ).items() <= os.environ.items(), "this process has it"
 
 
-def test_servers_of_others_are_not_seen() -> None:
+def test_servers_of_other_users_are_hidden() -> None:
     assert "llamado-tests-" in os.environ["XDG_RUNTIME_DIR"]
 
 
-def test_what_is_fetched_has_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_use_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_original", {"HTTPS_PROXY": "http://proxy"})
     before = dict(os.environ)
     with environment.original():

@@ -24,10 +24,10 @@ ROOT = SOURCES.parents[1]
 _STARTS = {
     "a model of the router": """
         import subprocess
-        from llamado.commands.cli import _parser
+        from llamado.commands.cli import make_parser
         from llamado.router import catalog
         from llamado.flags import parse
-        flags, _ = parse(_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
+        flags, _ = parse(make_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
         for model in catalog.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,
@@ -40,11 +40,11 @@ _STARTS = {
     """,
     "a cluster in the background": """
         import os, tempfile
-        from llamado.commands.up.start import UpFailed, start_behind
+        from llamado.commands.up.start import UpError, start_in_background
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp()
         try:
-            start_behind("demo", ["--help"], [])
-        except UpFailed as ended:
+            start_in_background("demo", ["--help"], [])
+        except UpError as ended:
             assert "usage: llamado up" in str(ended), ended
     """,
     "workers of the bench": """

@@ -215,7 +215,7 @@ def test_other_tables(measured: ModuleType) -> None:
     assert "| 0 | 10.0 | 15.0 | 1.50 / 1.40 / 0.90 | 40, 30 |" in tables["speculation"]({"tables": told})
     work = {"n_bytes": 10**6, "integer": 2 * 10**6, "floats": 0}
     rows = [
-        {"kernel": k, "n": 1, "seconds": 1e-3, "work": work, "least": 5e-4, "of_limit": 0.5} for k in ("a", "in all")
+        {"kernel": k, "n": 1, "seconds": 1e-3, "work": work, "least": 5e-4, "of_limit": 0.5} for k in ("a", "total")
     ]
     test = {"model": "m", "test": "tg1", "limits": {"read": 2e9, "integer": 1e9, "floats": 1e9}, "kernels": rows}
     assert "| a | 1.00 | 100% | 1.0 | 2 | 50% |" in tables["roofline"]({"tests": [test]})

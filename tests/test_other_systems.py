@@ -1,4 +1,4 @@
-"""What Linux and macOS have and Windows does not is missed by nobody: a stand-in for it, as there is none to run on.
+"""The package works without what Windows lacks: run on a stand-in for it, because there is no Windows to run on.
 
 Python's own modules and those of others are imported first,
     as this system's. Then what Windows has not is taken away,
@@ -173,7 +173,7 @@ sys.platform = "win32"
 from llamado.cluster.state import ClusterStateError, StateFolder
 from llamado.processes.guarded import Watchdog
 try:
-    with StateFolder("one").held():
+    with StateFolder("one").locked():
         pass
 except ClusterStateError as error:
     print(error)
@@ -211,11 +211,10 @@ def test_a_chat_is_answered(tmp_path: Path) -> None:
     assert chat["object"] == "chat.completion" and chat["usage"]["prompt_tokens"] > 4
 
 
-def test_what_cannot_be_there_says_so() -> None:
+def test_missing_system_features_are_errors() -> None:
     done = without(_REFUSED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "a cluster of processes needs Linux or macOS; "
-        "here, start llamado worker and llamado serve --rpc, each by itself",
+        "llamado up needs Linux or macOS; on Windows start llamado worker and llamado serve --rpc separately",
         "[Errno 38] processes that end with their parent need Linux or macOS",
     ]

@@ -122,7 +122,7 @@ def test_json_gets_the_form_of_an_example(value: Any, fitted: Any) -> None:
     [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("9" * 5000, None), ("²", None), ("٣", None),
      ("", None), ("+1", None), ("1_0", None)],
 )  # fmt: skip
-def test_numbers_in_texts_of_strangers(text: str, number: int | None) -> None:
+def test_numbers_in_untrusted_texts(text: str, number: int | None) -> None:
     assert whole_number(text) == number
     assert resolve(f"#/list/{text}", {"list": ["a"]}) == ("a" if number == 0 else None)
     assert judge(503, {"retry-after": text}, b"").retry_after == (None if number is None else min(number, 3600))

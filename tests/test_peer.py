@@ -114,7 +114,7 @@ def test_a_compiler_of_the_environment_is_the_only_one(peer: ModuleType, program
     assert peer.cxx_for("/usr/bin/cc") == "/usr/bin/c++"
 
 
-def test_what_was_built_is_recorded(
+def test_the_build_is_recorded(
     peer: ModuleType, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"

@@ -1,4 +1,4 @@
-"""Files for those who carry on: what they name is there, and they say the same as what is run."""
+"""Project files: the pre-commit configuration runs the checks of test.sh, and the changelog keeps its form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import yaml
 from llamado import __version__
 
 ROOT = Path(__file__).parent.parent
-KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+AREAS = [
+    "Changed behavior", "Models", "Speed and memory", "Prompt cache", "API", "Python", "Clusters", "Operation",
+    "Command line", "Web page", "Fixes", "Development",
+]  # fmt: skip
 
 
 def test_pre_commit_does_the_quick_checks_of_test_sh() -> None:
@@ -28,7 +31,7 @@ def test_the_changelog_keeps_its_form() -> None:
     versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
     assert versions[0] == "Unreleased" and versions[1] == __version__
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        kinds = re.findall(r"^### (\w+)$", section, re.MULTILINE)
-        assert kinds == [kind for kind in KINDS if kind in kinds] and kinds
+        areas = re.findall(r"^### (.+)$", section, re.MULTILINE)
+        assert areas and len(set(areas)) == len(areas) and set(areas) <= set(AREAS)
     for name in versions:
         assert f"\n[{name}]: " in text

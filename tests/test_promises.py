@@ -105,10 +105,10 @@ def test_commands_are_taken(line: str) -> None:
         command, *words = words
     else:
         command = cli.PROGRAMS[Path(name).name]
-    own, behind = cli._divided(words)
-    parse(cli._parser(command), command, own, {})
+    own, behind = cli.split_server_flags(words)
+    parse(cli.make_parser(command), command, own, {})
     if behind:
-        parse(cli._parser("serve"), "serve", behind, {})
+        parse(cli.make_parser("serve"), "serve", behind, {})
 
 
 def test_enough_commands_are_looked_at() -> None:

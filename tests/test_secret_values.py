@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from llamado.cluster.file import cluster_of
-from llamado.cluster.ray.services import services_on_ray
-from llamado.cluster.services import ServiceRole, services_of
+from llamado.cluster.file import parse_cluster
+from llamado.cluster.ray.services import ray_services
+from llamado.cluster.services import ServiceRole, local_services
 from llamado.commands.up import start
 from llamado.flags import FLAGS, SECRET_FLAGS, secrets_of, split_secrets
 from llamado.processes import secret_values
@@ -92,8 +92,8 @@ def test_commands_of_a_cluster_hold_no_secrets(on: str, monkeypatch: pytest.Monk
         return {flag.key.replace("_", "-"): f"secret-{command}-{flag.key}" for flag in flags}
 
     keys = {"port": 0, "workers": 1, "replicas": 2, "on": on, "server": given("serve"), "gateway": given("gateway")}
-    config = cluster_of(keys, "x")
-    services = services_on_ray(config) if on == "ray" else services_of(config, Path("/m.gguf"))
+    config = parse_cluster(keys, "x")
+    services = ray_services(config) if on == "ray" else local_services(config, Path("/m.gguf"))
     assert len(services) == 5
     for service in services:
         assert "secret-" not in str(service.command)
@@ -123,7 +123,7 @@ def test_a_cluster_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(start.subprocess, "Popen", popen)
     with pytest.raises(InterruptedError):
-        start.start_behind("x", ["--nodes", "2"], ["--api-key", "secret-2"])
+        start.start_in_background("x", ["--nodes", "2"], ["--api-key", "secret-2"])
     assert "secret" not in " ".join(seen["command"])
     assert seen["env"]["LLAMADO_ADMIN_KEY"] == "secret-1"
     assert json.loads(seen["env"]["LLAMADO_UP_SERVER_FLAGS"]) == ["--api-key", "secret-2"]

@@ -31,7 +31,7 @@ def spoken(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_no_tensor_is_told_by_its_name() -> None:
+def test_tensors_are_not_identified_by_name() -> None:
     found = [
         f"{path.relative_to(SOURCE)}: {text!r}"
         for path in sorted(SOURCE.rglob("*.py"))

@@ -113,7 +113,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_in_it(wheel: Path) -> None:
+def test_contents_of_the_wheel(wheel: Path) -> None:
     assert wheel.name == f"llamado-{__version__}-py3-none-any.whl"
     sources = CLONE / "src"
     expected = {str(path.relative_to(sources)) for path in (sources / "llamado").rglob("*.py")} | {"llamado/py.typed"}
@@ -168,7 +168,7 @@ def test_commands_run(site: Path, tmp_path: Path, arguments: list[str], said: st
     assert said in done.stdout and "Traceback" not in done.stderr
 
 
-def test_what_an_extra_brings_is_asked_for_by_name(site: Path, tmp_path: Path) -> None:
+def test_hints_name_the_extra_for_a_missing_package(site: Path, tmp_path: Path) -> None:
     model = str(make_llama(tmp_path / "tiny.gguf"))
     done = run(site, "bench", "-m", model, "--latency", "0", "--nodes", "2", "--out", str(tmp_path))
     assert done.returncode == 1 and 'the extra "plot"' in done.stderr and "matplotlib" in done.stderr
@@ -178,7 +178,7 @@ def test_what_an_extra_brings_is_asked_for_by_name(site: Path, tmp_path: Path) -
     assert done.returncode == 1 and 'the extra "hub"' in done.stderr
 
 
-def test_what_an_index_shows() -> None:
+def test_readme_on_a_package_index() -> None:
     """Links of the README lead somewhere without the files beside it, or say what they mean."""
     spec = importlib.util.spec_from_file_location("hatch_build", CLONE / "hatch_build.py")
     assert spec is not None and spec.loader is not None

@@ -19,18 +19,28 @@ import llamado
 SOURCE = Path(llamado.__file__).parent
 REWRITTEN = (
     "client",
+    "cluster",
     "devices",
     "engine",
+    "gateway",
     "ggml",
     "gguf",
+    "http",
+    "library",
     "models",
     "page",
     "processes",
     "quantize",
+    "router",
     "rpc",
+    "server/api/cluster",
     "terminal",
     "text",
+    "tools",
 )
+
+TESTS = Path(__file__).parent
+REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "text", "tiny")
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
@@ -45,7 +55,9 @@ NOUNS = {
     "Drawing",
     "Embedding",
     "Encoding",
+    "Finding",
     "Gating",
+    "Greeting",
     "Lowering",
     "Mapping",
     "Padding",
@@ -61,7 +73,14 @@ NOUNS = {
 
 
 def _files() -> list[Path]:
-    return [path for name in REWRITTEN for path in sorted((SOURCE / name).rglob("*.py"))]
+    """Return the modules of rewritten packages, those of rewritten tests, and the benchmarks."""
+    folders = [
+        *(SOURCE / name for name in REWRITTEN),
+        *(TESTS / name for name in REWRITTEN_TESTS),
+        TESTS.parent / "benchmarks",
+    ]
+    others = sorted(path for path in TESTS.glob("*.py") if path.name != Path(__file__).name)
+    return [*(path for folder in folders for path in sorted(folder.rglob("*.py"))), *others]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -98,7 +117,12 @@ def faults(text: str) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def _name(path: Path) -> str:
+    root = SOURCE if path.is_relative_to(SOURCE) else TESTS.parent
+    return str(path.relative_to(root))
+
+
+@pytest.mark.parametrize("path", _files(), ids=_name)
 def test_words_are_plain(path: Path) -> None:
     assert not faults(path.read_text())
 

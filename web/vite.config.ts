@@ -7,7 +7,7 @@ import { defineConfig, type Plugin } from "vite";
 const HERE = import.meta.dirname;
 const BUILT = join(HERE, "../src/llamado/page/built");
 
-// What the built files are made of. `tests/page/test_built.py` computes the same, so that nobody forgets to build.
+// Sources of the built files. `tests/page/test_built.py` computes the same digest and fails if they are out of date.
 const SOURCES = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts", "public", "src"];
 
 function files(path: string): string[] {
@@ -31,18 +31,18 @@ function sourcesDigest(): Plugin {
 }
 
 export default defineConfig({
-  base: "./", // the server may have a prefix before all paths (--api-prefix)
+  base: "./", // the server may have a URL prefix (--api-prefix)
   plugins: [preact(), sourcesDigest()],
   build: {
     outDir: BUILT,
     emptyOutDir: true,
     target: "es2022",
-    assetsInlineLimit: 0, // the Content-Security-Policy allows no data: URLs for scripts and styles
+    assetsInlineLimit: 0, // the Content-Security-Policy forbids data: URLs for scripts and styles
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 2000,
   },
   server: {
-    // `npm run dev` beside a server on its usual port
+    // `npm run dev` next to a server on the default port
     proxy: Object.fromEntries(
       ["/v1", "/health", "/props", "/slots", "/models", "/metrics", "/completion", "/infill", "/tokenize", "/cluster", "/live", "/lab", "/tools"].map(
         (path) => [path, "http://127.0.0.1:8080"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from llamado import __version__
 
 SERVED = "b11434"
-"""Build of llama.cpp whose behavior the server follows. It comes first because clients parse a build number there."""
+"""Build of llama.cpp whose behavior the server follows. `BUILD` starts with it, because clients parse its number."""
 COMMIT_FILE = "commit.txt"
 """File beside this one in an installed package, written by hatch_build.py."""
 _SHORT = 9  # characters of a commit, as git shows it
@@ -17,7 +17,7 @@ def head(repository: Path) -> str:
     """Return the commit of a repository's work tree from git's files, or "" if it is unknown."""
     try:
         folder = repository / ".git"
-        if folder.is_file():  # a further work tree
+        if folder.is_file():  # an additional work tree
             folder = repository / folder.read_text().removeprefix("gitdir:").strip()
         found = (folder / "HEAD").read_text().strip()
         if not found.startswith("ref:"):

@@ -1,4 +1,4 @@
-"""The root of every error a user of llamado can meet."""
+"""Base class of the errors that users can see."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import ClassVar
 
 
 class LlamadoError(Exception):
-    """Something a user can cause or meet; its message says what happened, where, and what to do."""
+    """Error for users: its message states the problem, its place and the remedy."""
 
     in_logs: ClassVar[str] = ""
-    """Words that operators look for in logs, before the message; "" for none."""
+    """Prefix of the message in logs, for operators to search for; "" for none."""
 
     def as_logged(self) -> str:
-        """The message, with the words that operators look for."""
+        """Return the message with the prefix for logs."""
         return f"{self.in_logs}: {self}" if self.in_logs else str(self)

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
-"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
+"""Commands of llamado by the names of llama.cpp's programs: as the first word, or as the name of a link to llamado."""
 
 
 def python_command(*arguments: str) -> list[str]:
@@ -29,8 +29,8 @@ def own_command(*arguments: str) -> list[str]:
 def install_command(extra: str) -> str:
     """Return the shell command that installs an extra ("hub", "otel", "plot") in this process's environment.
 
-    It names the folder of a clone, and otherwise the packages of the extra: llamado may have been installed from a file
-    or repository, so no package index need have it.
+    From a clone it installs the folder. Otherwise it names the packages of the extra: llamado may come from a file or
+    repository, so it need not be in a package index.
     """
     folder, requirements = _clone(), _requirements(extra)
     if folder is not None:
@@ -39,19 +39,19 @@ def install_command(extra: str) -> str:
         wanted = requirements or [f"llamado[{extra}]"]
     if folder is None and (Path(sys.prefix) / "pipx_metadata.json").exists():
         return _join(["pipx", "inject", Path(sys.prefix).name, *wanted])
-    if importlib.util.find_spec("pip") is None:  # uv's environments have none
+    if importlib.util.find_spec("pip") is None:  # uv creates environments without pip
         return _join(["uv", "pip", "install", "--python", sys.executable, *wanted])
-    return _join([sys.executable, "-m", "pip", "install", *_against_the_system(), *wanted])
+    return _join([sys.executable, "-m", "pip", "install", *_system_option(), *wanted])
 
 
 def _join(command: list[str]) -> str:
     """Quote a command for the system's shell."""
-    if sys.platform == "win32":  # < and > of a version would lead to files
+    if sys.platform == "win32":  # < and > of a version would be redirections
         return " ".join(word if re.fullmatch(r"[\w.:/\\-]+", word) else f'"{word}"' for word in command)
     return shlex.join(command)
 
 
-def _against_the_system() -> list[str]:
+def _system_option() -> list[str]:
     """Return pip's option for an externally managed system Python (PEP 668). llamado was installed there with it."""
     marked = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     return ["--break-system-packages"] if sys.prefix == sys.base_prefix and marked.exists() else []
@@ -64,12 +64,12 @@ def _clone() -> Path | None:
     except importlib.metadata.PackageNotFoundError:
         folder = Path(__file__).parents[2]
         return folder if (folder / "pyproject.toml").exists() else None
-    told = json.loads(text) if text else {}
-    if not told.get("dir_info", {}).get("editable"):
+    origin = json.loads(text) if text else {}
+    if not origin.get("dir_info", {}).get("editable"):
         return None
     from urllib.request import url2pathname  # slow to import, and needed for a hint only
 
-    return Path(url2pathname(urlsplit(told["url"]).path))
+    return Path(url2pathname(urlsplit(origin["url"]).path))
 
 
 def _requirements(extra: str) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 LINES_A_MINUTE = 20
-"""Lines of one kind that outsiders may cause a minute."""
+"""Maximum log lines of one kind per minute that clients can cause."""
 
 
 class LineFormatter(logging.Formatter):
@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
 
 @dataclass
 class _Minute:
-    """Lines of one kind since a time of time.monotonic(): those written and those left out."""
+    """Lines of one kind since `began` (time.monotonic()): written and left out."""
 
     began: float
     written: int = 0
@@ -42,9 +42,9 @@ class _Minute:
 
 
 class LineLimit(logging.Filter):
-    """Filter for a logger whose lines outsiders cause: writes some lines of each kind a minute and counts the rest.
+    """Rate limit for a logger whose lines clients can cause: at most `lines_a_minute` lines of each kind.
 
-    The kind of a line is its message before arguments are filled in.
+    The kind of a line is its message before formatting. The lines left out are counted.
     """
 
     def __init__(self, lines_a_minute: int = LINES_A_MINUTE) -> None:
@@ -54,7 +54,7 @@ class LineLimit(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if a record is written; it tells how many lines of its kind were left out before it."""
+        """Return True if the record is to be written, and append the number of lines of its kind left out before it."""
         now = time.monotonic()
         with self._lock:
             minute = self._kinds.get(record.msg)
@@ -71,7 +71,7 @@ class LineLimit(logging.Filter):
         return True
 
     def overdue(self) -> dict[str, int]:
-        """Return how many lines of each kind were left out in minutes that are over, once."""
+        """Return and reset the number of lines left out, by kind, in minutes that are over."""
         now = time.monotonic()
         with self._lock:
             over = {kind: m.left_out for kind, m in self._kinds.items() if m.left_out and now - m.began >= 60}

@@ -1,7 +1,7 @@
 """Regular expressions from clients and models: matched by RE2, in time linear in the text.
 
-Every pattern that a request or a model chooses is compiled here. A backtracking engine (`re`, `regex`) must not see
-such a pattern: `(a+)+$` takes exponential time there, and a repeat count takes as much memory as it says.
+Every pattern from a request or a model file is compiled here. A backtracking engine (`re`, `regex`) must not run such a
+pattern: `(a+)+$` takes exponential time there, and memory grows with repeat counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re2
 from llamado.errors import LlamadoError
 
 MAX_LENGTH = 4_000
-"""Bytes of a pattern."""
+"""Maximum bytes of a pattern."""
 MAX_SIZE = 10_000
-"""Instructions of a compiled pattern: a search takes at most about 10 ns times this number for a byte of text."""
-_MEMORY_BYTES = 1 << 20  # of a compiled pattern, the states that a search keeps included
+"""Maximum instructions of a compiled pattern. A search takes at most about 10 ns per instruction and byte of text."""
+_MEMORY_BYTES = 1 << 20  # of a compiled pattern, including the states that a search caches
 # RE2 refuses more than 1,000 repeats, but reads a count of nine digits as literal text.
 _HUGE_COUNT = re.compile(rb"\{\d*,?\d{9}")
 _UNICODE_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -32,13 +32,13 @@ class LinearPattern:
     def __init__(
         self, source: str, *, literal: bool = False, ignore_case: bool = False, dot_matches_newline: bool = False
     ) -> None:
-        """Raises PatternError. `literal`: `source` is a text to find, not a pattern."""
+        """Compile a pattern. Raises PatternError. `literal`: `source` is a text to find, not a pattern."""
         text = source.encode("utf-8", "replace")
         if len(text) > MAX_LENGTH:
             raise PatternError(f"the pattern has {len(text)} bytes; at most {MAX_LENGTH} are allowed")
         if not literal:
             if _HUGE_COUNT.search(text):
-                raise PatternError("the pattern repeats too often: at most 1000 times are allowed")
+                raise PatternError("the pattern repeats too often: repeat counts are limited to 1000")
             text = _UNICODE_ESCAPE.sub(_hexadecimal, text)
         options = re2.Options()
         options.max_mem, options.log_errors = _MEMORY_BYTES, False
@@ -63,7 +63,7 @@ class LinearPattern:
         return self._compiled.fullmatch(text) is not None
 
     def spans(self, text: bytes) -> list[tuple[int, int]]:
-        """Begin and end of the first match and of its groups, (-1, -1) for a group without a match; [] for no match."""
+        """Return the spans of the first match and its groups; (-1, -1) for an unmatched group, [] for no match."""
         found = self._compiled.search(text)
         return [] if found is None else [found.span(i) for i in range(self._compiled.groups + 1)]
 

@@ -67,7 +67,7 @@ class ScriptedServer:
             self.script(exchange)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -135,27 +135,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @dataclass
-class Waited:
-    """How a client's wait went."""
+class WaitOutcome:
+    """Outcome of a client's wait."""
 
     found: bool
     state: State
     states: list[State]
 
 
-def wait(url: str, timeout: float, **options: Any) -> list[Waited]:
+def wait(url: str, timeout: float, **options: Any) -> list[WaitOutcome]:
     """Both clients' waits, one after the other."""
 
-    async def beside() -> Waited:
+    async def beside() -> WaitOutcome:
         states: list[State] = []
         async with AsyncLlamaServerClient(url, timeout, **options) as client:
             found = await client.wait_until_ready(lambda state, _: states.append(state))
-            return Waited(found, client.state, states)
+            return WaitOutcome(found, client.state, states)
 
     states: list[State] = []
     with LlamaServerClient(url, timeout, **options) as client:
         found = client.wait_until_ready(lambda state, _: states.append(state))
-        return [Waited(found, client.state, states), asyncio.run(beside())]
+        return [WaitOutcome(found, client.state, states), asyncio.run(beside())]
 
 
 def test_nothing_listens(clock: Time) -> None:
@@ -176,7 +176,7 @@ def test_a_port_that_accepts_and_stays_silent(clock: Time) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_dribbles() -> None:
+def test_slow_answers_time_out() -> None:
     def dribble(exchange: Exchange) -> None:
         exchange.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         for _ in range(100):
@@ -202,7 +202,7 @@ def test_ready_after_loading(clock: Time) -> None:
             assert waited.found and waited.state.phase is Phase.READY
             assert [state.phase for state in waited.states] == [Phase.LOADING] * 9 + [Phase.READY]
             assert waited.states[0].progress == 0.25
-    # Nobody waits long for a server that is ready.
+    # A client does not wait for a server that is ready.
     assert len(clock.pauses) == 18 and max(clock.pauses) <= StartupWatch.LONGEST
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_service(clock: Time, answer: bytes) -> None:
             assert "something else" in waited.state.message
 
 
-def test_an_endless_answer(clock: Time) -> None:
+def test_endless_answers_are_cut(clock: Time) -> None:
     with ScriptedServer(lambda exchange: exchange.answer(200, b"x" * 1_000_000)) as server:
         for waited in wait(server.url, 0.3):
             assert not waited.found and waited.state.phase is Phase.UNHEALTHY and "longer" in waited.state.message
@@ -264,7 +264,7 @@ def test_pauses_are_short_again_when_something_has_changed() -> None:
         assert pauses[0] <= StartupWatch.FIRST < pauses[-1] <= StartupWatch.LONGEST
 
 
-def test_how_long_a_look_may_take() -> None:
+def test_probe_timeouts() -> None:
     watch = StartupWatch(10.0)
     assert [watch.look_timeout(elapsed, 5.0) for elapsed in (0.0, 4.0, 7.0, 9.5, 11.0)] == [5, 5, 3, 1, 1]
     assert watch.look_timeout(9.9, 0.2) == 0.2
@@ -276,7 +276,7 @@ def test_no_address(url: str) -> None:
         LlamaServerClient(url)
 
 
-class Blocking:
+class BlockingClient:
     """The asynchronous client, used like the other one."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -302,7 +302,7 @@ class Blocking:
                 return
             yield value
 
-    def __enter__(self) -> Blocking:
+    def __enter__(self) -> BlockingClient:
         self._runner.run(self._client.__aenter__())
         return self
 
@@ -311,7 +311,7 @@ class Blocking:
         self._runner.close()
 
 
-both = pytest.mark.parametrize("make", [LlamaServerClient, Blocking])
+both = pytest.mark.parametrize("make", [LlamaServerClient, BlockingClient])
 Make = Callable[..., Any]
 
 

@@ -90,7 +90,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory, web: str) -> Iterator[Tools]
         del os.environ["LLAMA_API_KEY"]
 
 
-def test_all_are_listed(tools: Tools) -> None:
+def test_all_examples_are_listed(tools: Tools) -> None:
     found = {name.split("_")[0] for name in tools.listed}
     assert {"files", "everything", "time", "web"} <= found
     assert {"read_file", "exec_shell_command", "files_read_file", "time_get_current_time"} <= tools.listed.keys()
@@ -149,7 +149,7 @@ def test_every_tool_called_directly(tools: Tools) -> None:
 def test_every_tool_called_by_a_model(tools: Tools) -> None:
     """As a client does it: the model names tool and arguments, the client has it called and tells the result."""
     client = OpenAI(base_url=f"{tools.url}/v1", api_key=KEY)
-    harmful = {"exec_shell_command"}  # the model is small, and nobody looks at its commands
+    harmful = {"exec_shell_command"}  # the model is small, and its commands are not reviewed
     for name, tool in tools.listed.items():
         if name in harmful:
             continue

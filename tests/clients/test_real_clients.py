@@ -1,4 +1,4 @@
-"""What people use against OpenAI's and Anthropic's API, used as their documents show, against this server."""
+"""Popular clients of OpenAI's and Anthropic's APIs, used against this server as their documentation shows."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ class TestHaystack:
 
 
 class TestLlm:
-    """The plugin has port 8080 built in: the port is told to its class, the rest is as it comes."""
+    """The plugin has port 8080 built in: the test sets the port in its class and changes nothing else."""
 
     def test_prompt_and_stream(self, url: str) -> None:
         import llm

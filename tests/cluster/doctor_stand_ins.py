@@ -1,4 +1,4 @@
-"""What a doctor looks at, made for tests: servers, workers, files, each with one fault or none."""
+"""Servers, sockets and certificates for tests of `llamado doctor`, each with one fault or none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 import trustme
 import uvicorn
 
-for room in ("server", "client", "rpc"):
-    sys.path.append(str(Path(__file__).parents[1] / room))
+for folder in ("server", "client", "rpc"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
 
 from fakes import FakeEngine, served  # noqa: E402
 
@@ -28,7 +28,10 @@ from llamado.server.switches import Switches  # noqa: E402
 
 @contextmanager
 def listening(host: str = "127.0.0.1", tls: Certificates | None = None, **given: Any) -> Iterator[tuple[str, Any]]:
-    """Address and state of a server of ours with a pretended engine; `loaded`, `keys`, `engine` and switches."""
+    """Run a llamado server with a fake engine; yield its URL and state.
+
+    `given`: `loaded`, `keys`, `engine`, and fields of `Switches`.
+    """
     engine = given.pop("engine", None) or FakeEngine()
     loaded, keys = given.pop("loaded", True), given.pop("keys", ())
     state = ServerState(access=AccessRules(api_keys=keys), switches=Switches(**given))
@@ -58,14 +61,14 @@ def listening(host: str = "127.0.0.1", tls: Certificates | None = None, **given:
 
 @contextmanager
 def accepting() -> Iterator[int]:
-    """A port where connections are accepted, by the system, and nobody ever answers."""
+    """Yield a port where the system accepts connections but no program responds."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         yield sock.getsockname()[1]
 
 
 @contextmanager
 def swallowing() -> Iterator[int]:
-    """A port that takes no further connection and refuses none, as behind a firewall that drops packets."""
+    """Yield a port that neither accepts nor refuses connections, as behind a firewall that drops packets."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen(0)
@@ -84,7 +87,7 @@ def swallowing() -> Iterator[int]:
 
 @contextmanager
 def saying(words: bytes) -> Iterator[int]:
-    """A port where whoever connects hears these words once it has spoken, then nothing more."""
+    """Yield a port that answers the first bytes of a client with these, then closes the connection."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.settimeout(0.05)
@@ -115,7 +118,7 @@ def saying(words: bytes) -> Iterator[int]:
 
 
 class Certificates:
-    """An authority, its certificate for 127.0.0.1, and files of both."""
+    """Files of a certificate authority and its certificate for 127.0.0.1."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = trustme.CA()

@@ -1,9 +1,9 @@
-"""A worker or a server that computes nothing: `fake_service.py ROLE PORT [option …]`.
+"""A fake worker or server without a model: `fake_service.py ROLE PORT [option …]`.
 
-`worker` answers HELLO, `server` answers /health. It appends a line "NAME event" to the file of FAKE_EVENTS when it
-begins and when SIGTERM ends it. Options: `stubborn` (SIGTERM does not end it), `fails` (exit code 3 at once, with a
-word about it), `killed` (by SIGKILL at once), `loading` (a server that stays at 503), `full` (a server that cannot let
-a worker go). SIGUSR1 makes it crash with exit code 3. A server writes what POST /cluster/drain was asked with, too.
+A `worker` answers HELLO, a `server` answers /health. Each appends lines to the file FAKE_EVENTS: `NAME began`, `NAME
+ended` (by SIGTERM), and for POST /cluster/drain the path, token and endpoint. SIGUSR1 makes it crash with exit code 3.
+Options: `stubborn` ignores SIGTERM; `fails` prints an error and exits with code 3 at once; `killed` kills itself by
+SIGKILL at once; `loading` keeps a server at 503; `full` makes a server refuse to drain a worker.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ with socket.create_server(("127.0.0.1", port)) as listener:
     while True:
         connection, _ = listener.accept()
         with connection:
-            asked = connection.recv(4096)
-            while asked.startswith(b"POST") and not asked.endswith(b"}"):
-                asked += connection.recv(4096)
-            if asked.startswith(b"POST"):
-                head, _, body = asked.decode().partition("\r\n\r\n")
+            request = connection.recv(4096)
+            while request.startswith(b"POST") and not request.endswith(b"}"):
+                request += connection.recv(4096)
+            if request.startswith(b"POST"):
+                head, _, body = request.decode().partition("\r\n\r\n")
                 token = next(line for line in head.split("\r\n") if line.lower().startswith("x-cluster-token: "))
                 event(f"{head.split()[1]} {token.split()[1]} {json.loads(body)['endpoint']}")
             if role == "worker":
                 connection.sendall((28).to_bytes(8, "little") + bytes([7, 0, 0, 0]) + bytes(24))
-            elif "loading" in options or ("full" in options and asked.startswith(b"POST")):
+            elif "loading" in options or ("full" in options and request.startswith(b"POST")):
                 message = "Loading model" if "loading" in options else "the others have no room"
                 error = {"code": 503, "message": message, "type": "unavailable_error"}
                 body = json.dumps({"error": error}).encode()

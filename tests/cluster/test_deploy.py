@@ -1,4 +1,4 @@
-"""Files that others run servers and workers with: the programs they are for accept them, and the flags are ours."""
+"""Deployment files: their target programs accept them, and llamado parses their command lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llamado.cluster.deploy.deployment import (
     DeploymentError,
     SecretText,
     environment_file,
-    spelled,
+    flag_name,
     variable,
 )
 from llamado.cluster.deploy.kubernetes import WAITING
@@ -64,12 +64,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "gateway": ("--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem", "--admin-key", "sk-admin"),
     },
 }
-"""Deployments; every secret in them begins with sk-."""
+"""Deployments. Every secret in them begins with sk-."""
 KUBERNETES = "1.31.0"
 
 
 @pytest.fixture(params=KINDS)
-def what(request: pytest.FixtureRequest) -> Deployment:
+def deployment(request: pytest.FixtureRequest) -> Deployment:
     return Deployment(**{"serve": SERVE, **KINDS[request.param]})
 
 
@@ -80,7 +80,7 @@ def program(name: str) -> str:
     return found
 
 
-def accepted(*command: object) -> subprocess.CompletedProcess[str]:
+def run_program(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -92,11 +92,11 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 
 def read(command: list[str]) -> tuple[str, Parsed]:
-    """A command line of llamado as its own parser reads it: the sub-command, and its flags."""
-    return command[0], parse(cli._parser(command[0]), command[0], command[1:], {})[0]
+    """Parse a command line of llamado; return the sub-command and its flags."""
+    return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
 
 
-def is_as_asked(command: list[str], what: Deployment, *, host: str, rpc: list[str]) -> Parsed:
+def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> Parsed:
     name, flags = read(command)
     assert not flags.api_key and not flags.cluster_token and not flags.hf_token
     assert name == "serve" and flags.model == ["/models/m.gguf"] and flags.ctx_size == 8192 and flags.parallel == 4
@@ -118,13 +118,13 @@ def entries(unit: str) -> dict[str, list[str]]:
 
 
 def command_of(line: str, instance: int) -> list[str]:
-    """As systemd reads a command: quotes, %i, variables, and doubled signs."""
+    """Parse a command line like systemd: quotes, %i, variables, and doubled signs."""
     words = [word.replace("%i", str(instance)).replace("%%", "%") for word in shlex.split(line)]
-    return [expanded(word) for word in words][1:]
+    return [expand_variables(word) for word in words][1:]
 
 
-def expanded(text: str) -> str:
-    """With variables put in, of which none but those of credentials are set; two `$` are one."""
+def expand_variables(text: str) -> str:
+    """Expand variables, all unset except CREDENTIALS_DIRECTORY, which is kept; `$$` becomes `$`."""
     return re.sub(
         r"\$(\$|\w+|\{[^}]*\})",
         lambda found: "$" if found[1] == "$" else found[0] if "CREDENTIALS" in found[1] else "",
@@ -132,46 +132,48 @@ def expanded(text: str) -> str:
     )
 
 
-def test_systemd(what: Deployment) -> None:
-    files = files_for("systemd", what)
+def test_systemd(deployment: Deployment) -> None:
+    files = files_for("systemd", deployment)
     server = entries(files["llamado-server@.service"])
-    rpc = [f"127.0.0.1:{50052 + i}" for i in range(what.workers)]
-    flags = is_as_asked(command_of(server["ExecStart"][0], 8081), what, host="127.0.0.1", rpc=rpc)
+    rpc = [f"127.0.0.1:{50052 + i}" for i in range(deployment.workers)]
+    flags = check_serve_command(command_of(server["ExecStart"][0], 8081), deployment, host="127.0.0.1", rpc=rpc)
     assert flags.port == 8081 and server["Restart"] == ["always"] and "Requires" not in server
-    assert ("LimitMEMLOCK" in server) == what.mlock and server.get("MemoryMax") == (what.memory and [what.memory])
-    behind = what.gateway is not None
-    assert bool(flags.ssl_cert_file) == what.server_https and not flags.api_key
+    assert ("LimitMEMLOCK" in server) == deployment.mlock and server.get("MemoryMax") == (
+        deployment.memory and [deployment.memory]
+    )
+    behind = deployment.gateway is not None
+    assert bool(flags.ssl_cert_file) == deployment.server_https and not flags.api_key
     credentials = [line.partition(":") for line in server.get("LoadCredential", [])]
     assert all(f"${{CREDENTIALS_DIRECTORY}}/{name}" in server["ExecStart"][0] for name, _, _ in credentials)
     assert [path for name, _, path in credentials if name == "api_key_file"] == ["/keys"] * bool(flags.api_key_file)
-    assert server.get("EnvironmentFile", []) == ["/etc/llamado/server.env"] * bool(what.secrets("server"))
+    assert server.get("EnvironmentFile", []) == ["/etc/llamado/server.env"] * bool(deployment.secrets("server"))
     assert server.get("ReadWritePaths", []) == ["/srv/slots"] * bool(flags.slot_save_path)
     wait = command_of(server["ExecStartPost"][0].replace("$MAINPID", "7"), 8081)
     assert read(wait)[1].pid == 7
     wants = entries(files["llamado.target"])["Wants"][0].split()
-    assert len(wants) == what.replicas + what.workers + behind
+    assert len(wants) == deployment.replicas + deployment.workers + behind
     assert f"llamado-server@{8080 + behind}.service" in wants
     if behind:
         gateway = entries(files["llamado-gateway.service"])
         name, flags = read(command_of(gateway["ExecStart"][0], 0))
         assert name == "gateway" and flags.port == 8080 and flags.ssl_cert_file and flags.host == "0.0.0.0"
-        servers = [f"http://127.0.0.1:{8081 + i}{what.prefix}" for i in range(what.replicas)]
+        servers = [f"http://127.0.0.1:{8081 + i}{deployment.prefix}" for i in range(deployment.replicas)]
         assert flags.replica == [",".join(servers)] and "MemoryMax" not in gateway
         assert [line.partition(":")[0] for line in gateway["LoadCredential"]][-2:] == ["ssl_key_file", "ssl_cert_file"]
-    if what.workers:
+    if deployment.workers:
         name, worker = read(command_of(entries(files["llamado-worker@.service"])["ExecStart"][0], 50053))
         assert name == "worker" and worker.port == 50053 and worker.cache and worker.host == "127.0.0.1"
 
 
-def test_systemd_takes_the_units(what: Deployment, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(deployment: Deployment, tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
-    folder = written(tmp_path / "units", files_for("systemd", replace(what, program=sys.executable)))
+    folder = written(tmp_path / "units", files_for("systemd", replace(deployment, program=sys.executable)))
     units = [*sorted(folder.glob("*.service")), folder / "llamado.target"]
-    done = accepted(analyze, "verify", "--man=no", *units)
+    done = run_program(analyze, "verify", "--man=no", *units)
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     broken = folder / "llamado-server@.service"
     broken.write_text(broken.read_text().replace("ExecStart=", "ExecStrat="))
-    assert accepted(analyze, "verify", "--man=no", broken).stderr.strip()
+    assert run_program(analyze, "verify", "--man=no", broken).stderr.strip()
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
@@ -184,74 +186,76 @@ def compose_schema() -> Any:
     return jsonschema_rs.validator_for(json.loads(path.read_text()))
 
 
-def plain(value: Any) -> Any:
-    """As compose reads a file: variables put in."""
-    return json.loads(expanded(json.dumps(value)))
+def as_compose_reads(value: Any) -> Any:
+    """Expand variables like compose."""
+    return json.loads(expand_variables(json.dumps(value)))
 
 
 @pytest.mark.slow
-def test_compose(what: Deployment, compose_schema: Any) -> None:
-    files = files_for("compose", what)
+def test_compose(deployment: Deployment, compose_schema: Any) -> None:
+    files = files_for("compose", deployment)
     content = yaml.safe_load(files["compose.yaml"])
     assert [error.message for error in compose_schema.iter_errors(content)] == []
     assert list(compose_schema.iter_errors({**content, "services": {"a": {"imgae": "x"}}}))
-    services = plain(content["services"])
+    services = as_compose_reads(content["services"])
     servers = [name for name in services if name.startswith("server")]
     workers = [name for name in services if name.startswith("worker")]
-    assert (len(servers), len(workers)) == (what.replicas, what.workers)
+    assert (len(servers), len(workers)) == (deployment.replicas, deployment.workers)
     published = [name for name, service in services.items() if "ports" in service]
     for name in servers:
         service = services[name]
-        flags = is_as_asked(service["command"], what, host="0.0.0.0", rpc=[f"{worker}:50052" for worker in workers])
+        flags = check_serve_command(
+            service["command"], deployment, host="0.0.0.0", rpc=[f"{worker}:50052" for worker in workers]
+        )
         assert set(service.get("depends_on", {})) == set(workers)
-        assert service["environment"] == what.allowed_hosts(name)
-        assert flags.port == 8080 and ("memlock" in service["ulimits"]) == what.mlock
+        assert service["environment"] == deployment.allowed_hosts(name)
+        assert flags.port == 8080 and ("memlock" in service["ulimits"]) == deployment.mlock
         secrets = [path for path in (flags.api_key_file, flags.ssl_key_file, flags.ssl_cert_file) if path]
         assert [Path(path).name for path in secrets] == service.get("secrets", [])
-        assert bool(flags.ssl_cert_file) == (what.https and published == ["server"])
-        assert service.get("env_file", []) == ["./secrets/server.env"] * bool(what.secrets("server"))
+        assert bool(flags.ssl_cert_file) == (deployment.https and published == ["server"])
+        assert service.get("env_file", []) == ["./secrets/server.env"] * bool(deployment.secrets("server"))
         assert service.get("deploy", {}).get("resources", {}).get("limits") == (
-            {"memory": "16G", "cpus": "2.5"} if what.memory else None
+            {"memory": "16G", "cpus": "2.5"} if deployment.memory else None
         )
     for name in workers:
         assert read(services[name]["command"])[1].host == "0.0.0.0"
     for name in set(services) - {"nginx"}:
         probe = services[name]["healthcheck"]["test"]
         assert probe[:2] == ["CMD", "llamado"] and read(probe[2:])[0] == "wait"
-    assert ("nginx" in services) == (what.replicas > 1 and what.gateway is None) == ("nginx.conf" in files)
-    front = "gateway" if what.gateway is not None else "nginx" if what.replicas > 1 else "server"
+    assert ("nginx" in services) == (deployment.replicas > 1 and deployment.gateway is None) == ("nginx.conf" in files)
+    front = "gateway" if deployment.gateway is not None else "nginx" if deployment.replicas > 1 else "server"
     assert published == [front]
-    assert services[front]["ports"][0].startswith("127.0.0.1:8080:") != what.has_key
-    assert "ssl_key_file" in services[front].get("secrets", []) or not what.https
+    assert services[front]["ports"][0].startswith("127.0.0.1:8080:") != deployment.has_key
+    assert "ssl_key_file" in services[front].get("secrets", []) or not deployment.https
     named = {name for service in services.values() for name in service.get("secrets", [])}
     assert named == set(content.get("secrets", {}))
-    if what.gateway is not None:
+    if deployment.gateway is not None:
         name, flags = read(services["gateway"]["command"])
-        urls = [f"http://{server}:8080{what.prefix}" for server in servers]
+        urls = [f"http://{server}:8080{deployment.prefix}" for server in servers]
         assert name == "gateway" and flags.replica == [",".join(urls)] and flags.ssl_cert_file and not flags.admin_key
         assert set(services["gateway"]["depends_on"]) == set(servers)
 
 
-def test_docker(what: Deployment) -> None:
-    files = files_for("docker", what)
+def test_docker(deployment: Deployment) -> None:
+    files = files_for("docker", deployment)
     text = files["Dockerfile"].replace("\\\n", " ")
     lines = [line.partition(" ")[::2] for line in text.splitlines() if line and not line.startswith("#")]
     order = [name for name, _ in lines]
-    said = dict(lines)
+    instructions = dict(lines)
     version = re.search(r"python:3\.(\d+)-slim", text)
     assert version is not None and int(version[1]) >= 11 and ">=3.11" in project_file()
-    assert said["USER"] == "10001:10001" and order.index("USER") < len(order) - 1 - order[::-1].index("RUN")
-    assert json.loads(said["ENTRYPOINT"]) == ["llamado"]
+    assert instructions["USER"] == "10001:10001" and order.index("USER") < len(order) - 1 - order[::-1].index("RUN")
+    assert json.loads(instructions["ENTRYPOINT"]) == ["llamado"]
     links = re.findall(r"ln -s llamado /opt/llamado/bin/(\S+)", text)
     assert set(links) < set(cli.PROGRAMS) and {cli.PROGRAMS[link] for link in links} == {"serve", "worker"}
     assert "install -y --no-install-recommends curl netcat-openbsd" in text
-    is_as_asked(json.loads(said["CMD"]), what, host="0.0.0.0", rpc=[])
+    check_serve_command(json.loads(instructions["CMD"]), deployment, host="0.0.0.0", rpc=[])
     warm = re.search(r"llamado (bench .*?) &&", text)
     assert warm is not None and read(shlex.split(warm[1]))[0] == "bench"
-    probe = re.search(r"CMD (\[.*\])$", said["HEALTHCHECK"])
+    probe = re.search(r"CMD (\[.*\])$", instructions["HEALTHCHECK"])
     assert probe is not None and json.loads(probe[1])[0] == "llamado"
     name, flags = read(json.loads(probe[1])[1:])
-    assert name == "wait" and flags.pid is None  # the process and its address are found when it runs
+    assert name == "wait" and flags.pid is None  # it finds the process and its address at run time
 
 
 def project_file() -> str:
@@ -261,10 +265,10 @@ def project_file() -> str:
 # --- nginx and prometheus ---------------------------------------------------------------------------------------------
 
 
-def test_nginx_takes_the_file(what: Deployment, tmp_path: Path) -> None:
+def test_nginx_accepts_the_file(deployment: Deployment, tmp_path: Path) -> None:
     nginx = program("nginx")
-    text = files_for("nginx", what)["nginx.conf"]
-    if what.https:
+    text = files_for("nginx", deployment)["nginx.conf"]
+    if deployment.https:
         from doctor_stand_ins import Certificates
 
         made = Certificates(tmp_path)
@@ -272,40 +276,40 @@ def test_nginx_takes_the_file(what: Deployment, tmp_path: Path) -> None:
         text = re.sub(r"ssl_certificate_key .*;", f"ssl_certificate_key {made.key};", text)
     assert "proxy_buffering off;" in text and "proxy_read_timeout 3600s;" in text
     assert (
-        text.count("max_fails") == (what.replicas if what.gateway is None else 1)
-        and f"server_name {what.domain};" in text
+        text.count("max_fails") == (deployment.replicas if deployment.gateway is None else 1)
+        and f"server_name {deployment.domain};" in text
     )
     (tmp_path / "nginx.conf").write_text(text)
-    done = accepted(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;")
+    done = run_program(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;")
     assert done.returncode == 0 and "[warn]" not in done.stderr, done.stderr
     (tmp_path / "nginx.conf").write_text(text.replace("least_conn;", "least_con;"))
-    assert accepted(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;").returncode != 0
+    assert run_program(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;").returncode != 0
 
 
-def test_promtool_takes_the_files(what: Deployment, tmp_path: Path) -> None:
+def test_promtool_accepts_the_files(deployment: Deployment, tmp_path: Path) -> None:
     promtool = program("promtool")
-    folder = written(tmp_path / "prometheus", files_for("prometheus", what))
-    done = accepted(promtool, "check", "config", "--syntax-only", folder / "prometheus.yml")
+    folder = written(tmp_path / "prometheus", files_for("prometheus", deployment))
+    done = run_program(promtool, "check", "config", "--syntax-only", folder / "prometheus.yml")
     assert done.returncode == 0, done.stderr
-    done = accepted(promtool, "check", "rules", folder / "llamado.rules.yml")
+    done = run_program(promtool, "check", "rules", folder / "llamado.rules.yml")
     assert done.returncode == 0 and f"{len(monitoring.ALERTS)} rules" in done.stdout, done.stderr
     rules = folder / "llamado.rules.yml"
     rules.write_text(rules.read_text().replace("min_over_time(", "min_over_tme("))
-    assert accepted(promtool, "check", "rules", rules).returncode != 0
+    assert run_program(promtool, "check", "rules", rules).returncode != 0
 
 
-def test_prometheus_asks_as_servers_want_it(what: Deployment) -> None:
-    files = files_for("prometheus", what)
+def test_prometheus_uses_prefix_scheme_and_key_of_the_servers(deployment: Deployment) -> None:
+    files = files_for("prometheus", deployment)
     (job,) = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
-    assert job["metrics_path"] == f"{what.prefix}/metrics" and job.get("scheme") == (
-        "https" if what.server_https else None
+    assert job["metrics_path"] == f"{deployment.prefix}/metrics" and job.get("scheme") == (
+        "https" if deployment.server_https else None
     )
-    assert ("authorization" in job) == what.server_has_key == any("prometheus.key" in name for name in files)
-    if what.server_has_key:
+    assert ("authorization" in job) == deployment.server_has_key == any("prometheus.key" in name for name in files)
+    if deployment.server_has_key:
         assert job["authorization"]["credentials_file"] == "/etc/llamado/prometheus.key"
-        assert files.get("prometheus.key", "\n") == f"{what.first_key}\n"
+        assert files.get("prometheus.key", "\n") == f"{deployment.first_key}\n"
     (down, *_) = yaml.safe_load(files["llamado.rules.yml"])["groups"][0]["rules"]
-    url = f"{'https' if what.server_https else 'http'}://{{{{ $labels.instance }}}}{what.prefix}"
+    url = f"{'https' if deployment.server_https else 'http'}://{{{{ $labels.instance }}}}{deployment.prefix}"
     assert down["annotations"]["summary"].endswith(f"llamado doctor {url}")
 
 
@@ -319,11 +323,11 @@ def test_nginx_hides_monitoring_below_the_prefix() -> None:
 
 
 def test_certificates_of_nginx() -> None:
-    """In compose nginx has them; on a machine the servers behind it have them, too."""
-    what = Deployment(serve=("-m", "m", "--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem"), replicas=2)
-    inside = files_for("compose", what)["nginx.conf"]
+    """In compose only nginx has them; on one machine the servers behind it have them too."""
+    deployment = Deployment(serve=("-m", "m", "--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem"), replicas=2)
+    inside = files_for("compose", deployment)["nginx.conf"]
     assert "ssl_certificate /run/secrets/ssl_cert_file;" in inside and "proxy_pass http://llamado;" in inside
-    alone = files_for("nginx", what)["nginx.conf"]
+    alone = files_for("nginx", deployment)["nginx.conf"]
     assert "ssl_certificate /c.pem;" in alone and "proxy_pass https://llamado;" in alone
 
 
@@ -331,8 +335,8 @@ def test_certificates_of_nginx() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_keys_are_in_no_file_that_others_read(what: Deployment, target: str, tmp_path: Path) -> None:
-    files = files_for(target, what)
+def test_keys_are_only_in_private_files(deployment: Deployment, target: str, tmp_path: Path) -> None:
+    files = files_for(target, deployment)
     assert not [name for name, text in files.items() if "sk-" in text and not isinstance(text, SecretText)]
     for path in write(files, tmp_path / "new"):
         assert bool(path.stat().st_mode & 0o077) != isinstance(
@@ -353,15 +357,15 @@ def test_keys_are_not_printed(target: str, capsys: pytest.CaptureFixture[str], t
         paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "sk-one" in path.read_text()]
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths) and bool(paths) == ("also" in printed.err)
         for path in paths:
-            path.chmod(0o644)  # the second time it is there, for others to read
+            path.chmod(0o644)  # the second write must restrict an existing file
 
 
-def test_variables_reach_those_that_need_them() -> None:
-    what = Deployment(
+def test_secrets_of_servers_and_gateways() -> None:
+    deployment = Deployment(
         **{**KINDS["behind a gateway by flags"], "serve": (*SERVE, "--api-key", "a,b", "--hf-token", "h")}
     )
-    assert what.secrets("server") == {"LLAMA_API_KEY": "a,b", "HF_TOKEN": "h"}
-    assert what.secrets("gateway") == {
+    assert deployment.secrets("server") == {"LLAMA_API_KEY": "a,b", "HF_TOKEN": "h"}
+    assert deployment.secrets("gateway") == {
         "LLAMADO_ADMIN_KEY": "sk-admin", "LLAMA_API_KEY": "a,b", "LLAMADO_REPLICA_KEY": "a"
     }  # fmt: skip
     own = Deployment(serve=("-m", "m", "--api-key", "a"), gateway=("--api-key", "g"))
@@ -370,15 +374,15 @@ def test_variables_reach_those_that_need_them() -> None:
     assert unknown.secrets("server") == {"LLAMA_API_KEY": ""} and "server.env.example" in files_for("systemd", unknown)
 
 
-def test_an_empty_key_starts_no_server() -> None:
-    """A file of secrets that was not filled in leaves no server open."""
-    parser = cli._parser("serve")
-    with pytest.raises(FlagError, match="no key in it"):
+def test_a_server_does_not_start_with_an_empty_key() -> None:
+    """A secrets file that was not filled in must not leave a server open."""
+    parser = cli.make_parser("serve")
+    with pytest.raises(FlagError, match="no key given"):
         access_rules(parse(parser, "serve", ["-m", "m"], {"LLAMA_API_KEY": ""})[0])
 
 
 @pytest.mark.parametrize("value", ["plain-1", "with space", "a#b", 'say "$x"', "it's $5 \\ `x`", '{"a": "b"}'])
-def test_files_of_variables_are_read_as_they_were_meant(value: str) -> None:
+def test_environment_files_keep_values(value: str) -> None:
     (text,) = environment_file("x.env", {"A": value}).values()
     word = text.removeprefix("A=").removesuffix("\n")
     if word[0] == '"':  # as systemd and compose do, which is more than shlex does
@@ -386,17 +390,17 @@ def test_files_of_variables_are_read_as_they_were_meant(value: str) -> None:
     assert shlex.split(word) == [value]
 
 
-def test_files_of_keys_are_taken_from_where_they_are(tmp_path: Path) -> None:
+def test_key_files_are_used_from_their_paths(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\n\nsk-first\nsk-second\n")
-    what = Deployment(serve=("-m", "m", "--api-key-file", str(keys)), gateway=())
-    assert what.first_key == "sk-first" and what.secrets("gateway") == {"LLAMADO_REPLICA_KEY": "sk-first"}
-    content = yaml.safe_load(files_for("compose", what)["compose.yaml"])
+    deployment = Deployment(serve=("-m", "m", "--api-key-file", str(keys)), gateway=())
+    assert deployment.first_key == "sk-first" and deployment.secrets("gateway") == {"LLAMADO_REPLICA_KEY": "sk-first"}
+    content = yaml.safe_load(files_for("compose", deployment)["compose.yaml"])
     assert content["secrets"] == {"api_key_file": {"file": str(keys)}}
     for name in ("server", "gateway"):
         command = content["services"][name]["command"]
         assert command[command.index("--api-key-file") + 1] == "/run/secrets/api_key_file"
-    assert yaml.safe_load_all(files_for("kubernetes", what)["llamado-secrets.yaml"])
+    assert yaml.safe_load_all(files_for("kubernetes", deployment)["llamado-secrets.yaml"])
     both = Deployment(serve=("-m", "m", "--api-key-file", "/a"), gateway=("--api-key-file", "/b"))
     content = yaml.safe_load(files_for("compose", both)["compose.yaml"])
     assert content["secrets"] == {"api_key_file": {"file": "/a"}, "gateway_api_key_file": {"file": "/b"}}
@@ -406,17 +410,17 @@ def test_files_of_keys_are_taken_from_where_they_are(tmp_path: Path) -> None:
 
 
 def expressions() -> dict[str, str]:
-    """All expressions of alerts and drawings."""
-    what = Deployment()
-    groups = yaml.safe_load(files_for("prometheus", what)["llamado.rules.yml"])["groups"]
+    """Return all expressions of alerts and panels."""
+    deployment = Deployment()
+    groups = yaml.safe_load(files_for("prometheus", deployment)["llamado.rules.yml"])["groups"]
     found = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
-    for panel in json.loads(files_for("grafana", what)["llamado-dashboard.json"])["panels"]:
+    for panel in json.loads(files_for("grafana", deployment)["llamado-dashboard.json"])["panels"]:
         for target in panel["targets"]:
             found[f"{panel['title']} {target['refId']}"] = target["expr"]
     return found
 
 
-def test_promtool_takes_what_grafana_asks(tmp_path: Path) -> None:
+def test_promtool_accepts_the_expressions_of_grafana(tmp_path: Path) -> None:
     promtool = program("promtool")
     rules = [
         {"record": f"drawn:{i}", "expr": text.replace("$__rate_interval", "5m")}
@@ -424,12 +428,11 @@ def test_promtool_takes_what_grafana_asks(tmp_path: Path) -> None:
     ]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
-    done = accepted(promtool, "check", "rules", path)
+    done = run_program(promtool, "check", "rules", path)
     assert done.returncode == 0 and f"{len(rules)} rules" in done.stdout, done.stdout + done.stderr
 
 
-def test_all_metrics_are_there() -> None:
-    """Those that alerts and drawings name are served, with the labels that they ask for."""
+def test_all_metrics_of_alerts_and_panels_are_served() -> None:
     with listening(metrics=True) as (url, _):
         httpx.get(f"{url}/v1/models")
         served = httpx.get(f"{url}/metrics").text
@@ -442,8 +445,8 @@ def test_all_metrics_are_there() -> None:
     assert 'status="200"' in served
 
 
-def test_no_alert_counts_a_start_as_an_error() -> None:
-    """Every error alert excludes servers that were loading within the window of its rate."""
+def test_error_alerts_exclude_servers_that_were_loading() -> None:
+    """Within the window of their rate."""
     errors = [text for text in expressions().values() if "status=~'5" in text]
     assert errors
     for text in errors:
@@ -451,8 +454,8 @@ def test_no_alert_counts_a_start_as_an_error() -> None:
         assert f"max_over_time(llamado_is_loading{{job='llamado'}}{window}) == 1" in text.partition(" unless ")[2]
 
 
-def test_grafana(what: Deployment) -> None:
-    content = json.loads(files_for("grafana", what)["llamado-dashboard.json"])
+def test_grafana(deployment: Deployment) -> None:
+    content = json.loads(files_for("grafana", deployment)["llamado-dashboard.json"])
     panels = content["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) == len(monitoring.PANELS)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
@@ -471,8 +474,8 @@ def two() -> Iterator[tuple[str, str, Any, Any]]:
 
 
 @pytest.mark.slow
-def test_nginx_before_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path) -> None:
-    """Answers come through while one of two is loading; streams pass as they come, and monitoring is not shown."""
+def test_nginx_as_proxy_of_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path) -> None:
+    """Requests succeed while one of two servers loads; streams are not buffered, and monitoring is hidden."""
     nginx = program("nginx")
     from ports import free_port
 
@@ -483,7 +486,7 @@ def test_nginx_before_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path
     text = nginx_files(Deployment(replicas=2), addresses)["nginx.conf"].replace(
         "listen 80;", f"listen 127.0.0.1:{port};"
     )
-    # our servers ask for it in each answer, llama.cpp's do not
+    # llamado's responses ask nginx not to buffer, llama.cpp's do not
     text = text.replace("proxy_cache off;", "proxy_cache off; proxy_ignore_headers X-Accel-Buffering;")
     (tmp_path / "nginx.conf").write_text(text)
     command = [nginx, "-c", str(tmp_path / "nginx.conf"), "-g", f"daemon off; pid {tmp_path}/pid;"]
@@ -499,7 +502,7 @@ def test_nginx_before_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path
                 first.served.engine.delay = two[3].served.engine.delay = 0.02
                 with client.stream("POST", "/completion", json=body) as response:
                     chunks = [chunk for chunk in response.iter_raw() if chunk]
-                assert response.status_code == 200 and len(chunks) > 5, "the stream was held back"
+                assert response.status_code == 200 and len(chunks) > 5, "the stream was buffered"
                 assert client.get("/metrics").status_code == client.get("/slots").status_code == 403
         finally:
             process.terminate()
@@ -527,9 +530,9 @@ def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path
             while len(found) < 2 and time.monotonic() < deadline:
                 time.sleep(0.2)
                 try:
-                    asked = httpx.get(f"http://127.0.0.1:{port}/api/v1/query",
-                                      params={"query": "llamacpp:requests_deferred{job='llamado'}"})  # fmt: skip
-                    found = asked.json()["data"]["result"] if asked.status_code == 200 else []
+                    response = httpx.get(f"http://127.0.0.1:{port}/api/v1/query",
+                                         params={"query": "llamacpp:requests_deferred{job='llamado'}"})  # fmt: skip
+                    found = response.json()["data"]["result"] if response.status_code == 200 else []
                 except (httpx.HTTPError, ValueError):
                     assert process.poll() is None, (tmp_path / "log").read_text()
             assert {one["metric"]["instance"] for one in found} == set(two[:2]), (tmp_path / "log").read_text()
@@ -543,18 +546,18 @@ def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path
 # --- kubernetes -------------------------------------------------------------------------------------------------------
 
 
-def manifests(what: Deployment) -> dict[str, Any]:
+def manifests(deployment: Deployment) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for text in files_for("kubernetes", what).values():
+    for text in files_for("kubernetes", deployment).values():
         for one in yaml.safe_load_all(text):
             found[f"{one['kind']} {one['metadata']['name']}"] = one
     return found
 
 
 @pytest.mark.full
-def test_kubernetes_takes_the_manifests(what: Deployment) -> None:
+def test_kubernetes_accepts_the_manifests(deployment: Deployment) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[full]': it has the schemas")
-    found = manifests(what)
+    found = manifests(deployment)
     for one in found.values():
         validate.validate(one, KUBERNETES, strict=True)
     broken = json.loads(json.dumps(next(one for one in found.values() if one["kind"] == "Deployment")))
@@ -568,45 +571,48 @@ def container(manifest: Any) -> Any:
     return one
 
 
-def gateway_of(found: dict[str, Any]) -> Any:
+def gateway_service(found: dict[str, Any]) -> Any:
     return container(found["Deployment llamado-gateway"])
 
 
-def test_kubernetes(what: Deployment) -> None:
-    found = manifests(what)
-    servers = found[f"{'Deployment' if what.gateway is None else 'StatefulSet'} llamado-server"]
+def test_kubernetes(deployment: Deployment) -> None:
+    found = manifests(deployment)
+    servers = found[f"{'Deployment' if deployment.gateway is None else 'StatefulSet'} llamado-server"]
     server = container(servers)
-    scheme = "tls://" if what.tls else ""
-    rpc = [f"{scheme}llamado-worker-{i}.llamado-worker:50052" for i in range(what.workers)]
-    flags = is_as_asked(server["args"], what, host="0.0.0.0", rpc=rpc)
-    assert bool(flags.rpc_ca) == bool(flags.rpc_cert) == bool(what.workers and what.tls)
-    asked = {kind: server[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
-    assert {one["path"] for one in (asked["startup"], asked["liveness"])} == {f"{what.prefix}/livez"}
-    assert asked["readiness"]["path"] == f"{what.prefix}/readyz"
-    assert {one.get("scheme") for one in asked.values()} == {"HTTPS" if what.server_https else None}
+    scheme = "tls://" if deployment.tls else ""
+    rpc = [f"{scheme}llamado-worker-{i}.llamado-worker:50052" for i in range(deployment.workers)]
+    flags = check_serve_command(server["args"], deployment, host="0.0.0.0", rpc=rpc)
+    assert bool(flags.rpc_ca) == bool(flags.rpc_cert) == bool(deployment.workers and deployment.tls)
+    probes = {kind: server[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+    assert {one["path"] for one in (probes["startup"], probes["liveness"])} == {f"{deployment.prefix}/livez"}
+    assert probes["readiness"]["path"] == f"{deployment.prefix}/readyz"
+    assert {one.get("scheme") for one in probes.values()} == {"HTTPS" if deployment.server_https else None}
     notes = servers["spec"]["template"]["metadata"]["annotations"]
-    assert notes["prometheus.io/path"] == f"{what.prefix}/metrics"
-    assert notes.get("prometheus.io/scheme") == ("https" if what.server_https else None)
-    if what.workers:  # which servers share, so that no more of them can be started
+    assert notes["prometheus.io/path"] == f"{deployment.prefix}/metrics"
+    assert notes.get("prometheus.io/scheme") == ("https" if deployment.server_https else None)
+    if deployment.workers:  # shared workers allow only a fixed number of servers
         assert "HorizontalPodAutoscaler llamado-server" not in found
-        assert servers["spec"]["replicas"] == what.replicas
+        assert servers["spec"]["replicas"] == deployment.replicas
     else:
-        assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["minReplicas"] == what.replicas
+        assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["minReplicas"] == deployment.replicas
         assert "replicas" not in servers["spec"]
     environment = {one["name"]: one.get("value") for one in server["env"]}
     hosts = AccessRules(allowed_hosts=tuple(environment[variable("serve", "allowed_hosts")].split(",")))
     for name in ("llamado-server", "llamado-server-0.llamado-server", "llamado-server.default.svc.cluster.local"):
         assert hosts.allows_host(f"{name}:8080")
     assert not hosts.allows_host("llamado-server.evil.com")
-    for part, one in (("server", server), ("gateway", (what.gateway is not None and gateway_of(found)) or {})):
+    for part, one in (
+        ("server", server),
+        ("gateway", (deployment.gateway is not None and gateway_service(found)) or {}),
+    ):
         kept = found.get(f"Secret llamado-{part}-keys", {}).get("stringData", {})
-        assert kept == what.secrets(part)
+        assert kept == deployment.secrets(part)
         assert one.get("envFrom", []) == [{"secretRef": {"name": f"llamado-{part}-keys"}}] * bool(kept)
-    assert ("Secret llamado-tls" in found) == what.https
+    assert ("Secret llamado-tls" in found) == deployment.https
     assert ("Secret llamado-files" in found) == bool(flags.api_key_file)
     assert {key: bool(one) for key, one in (("cert", flags.ssl_cert_file), ("key", flags.ssl_key_file))} == {
-        "cert": what.server_https,
-        "key": what.server_https,
+        "cert": deployment.server_https,
+        "key": deployment.server_https,
     }
     pods = [one["spec"]["template"]["spec"] for one in found.values() if "template" in one.get("spec", {})]
     for pod in pods:
@@ -618,12 +624,12 @@ def test_kubernetes(what: Deployment) -> None:
         for one in pod["containers"] + pod.get("initContainers", []):
             assert one["securityContext"]["readOnlyRootFilesystem"]
             assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
-    assert ("StatefulSet llamado-worker" in found) == (what.workers > 0)
-    assert ("PodDisruptionBudget llamado-worker" in found) == (what.workers > 0)
-    if what.workers:
+    assert ("StatefulSet llamado-worker" in found) == (deployment.workers > 0)
+    assert ("PodDisruptionBudget llamado-worker" in found) == (deployment.workers > 0)
+    if deployment.workers:
         worker = container(found["StatefulSet llamado-worker"])
         name, flags = read(worker["args"])
-        assert name == "worker" and flags.host == "0.0.0.0" and bool(flags.tls_client_ca) == what.tls
+        assert name == "worker" and flags.host == "0.0.0.0" and bool(flags.tls_client_ca) == deployment.tls
         policy = found["NetworkPolicy llamado-worker"]["spec"]
         (rule,) = policy["ingress"]
         workers = found["StatefulSet llamado-worker"]["spec"]["selector"]
@@ -633,20 +639,26 @@ def test_kubernetes(what: Deployment) -> None:
         assert rule["ports"][0]["port"] == worker["ports"][0]["containerPort"]
         assert policy["podSelector"] == found["StatefulSet llamado-worker"]["spec"]["selector"]
         assert found["Service llamado-worker"]["spec"]["publishNotReadyAddresses"]
-    if what.memory:
+    if deployment.memory:
         assert server["resources"]["limits"] == {"memory": "16Gi", "cpu": "2.5"}
-    assert ("Deployment llamado-gateway" in found) == (what.gateway is not None)
-    if what.gateway is not None:
-        gateway = gateway_of(found)
+    assert ("Deployment llamado-gateway" in found) == (deployment.gateway is not None)
+    if deployment.gateway is not None:
+        gateway = gateway_service(found)
         name, flags = read(gateway["args"])
-        scaler = found.get("HorizontalPodAutoscaler llamado-server", {}).get("spec", {"maxReplicas": what.replicas})
-        names = [f"http://llamado-server-{i}.llamado-server:8080{what.prefix}" for i in range(scaler["maxReplicas"])]
+        scaler = found.get("HorizontalPodAutoscaler llamado-server", {}).get(
+            "spec", {"maxReplicas": deployment.replicas}
+        )
+        names = [
+            f"http://llamado-server-{i}.llamado-server:8080{deployment.prefix}" for i in range(scaler["maxReplicas"])
+        ]
         assert name == "gateway" and flags.replica == [",".join(names)]
-        assert bool(flags.ssl_cert_file) == what.https and gateway["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+        assert (
+            bool(flags.ssl_cert_file) == deployment.https and gateway["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+        )
         assert gateway["livenessProbe"]["httpGet"]["path"] == "/livez"
         service = found["Service llamado-server"]["spec"]
         assert service["clusterIP"] == "None" and servers["spec"]["serviceName"] == "llamado-server"
-        assert variable("gateway", "replica_key") in what.secrets("gateway")
+        assert variable("gateway", "replica_key") in deployment.secrets("gateway")
         assert found["NetworkPolicy llamado-gateway"] and found["PodDisruptionBudget llamado-gateway"]
 
 
@@ -658,8 +670,8 @@ def test_the_autoscaler_gets_its_metric() -> None:
 
 
 def test_kubernetes_groups() -> None:
-    what = Deployment(serve=SERVE, workers=2, replicas=3, leader_worker_set=True)
-    found = manifests(what)
+    deployment = Deployment(serve=SERVE, workers=2, replicas=3, leader_worker_set=True)
+    found = manifests(deployment)
     assert not {"Deployment llamado-server", "StatefulSet llamado-worker"} & set(found)
     group = found["LeaderWorkerSet llamado-group"]["spec"]
     assert group["replicas"] == 3 and group["leaderWorkerTemplate"]["size"] == 3
@@ -667,18 +679,18 @@ def test_kubernetes_groups() -> None:
     (worker,) = group["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"]
     spelled_out = [word.replace("$(LWS_GROUP)", "llamado-group-1") for word in leader["args"]]
     names = [f"llamado-group-1-{i}.llamado-group:50052" for i in (1, 2)]
-    is_as_asked(spelled_out, what, host="0.0.0.0", rpc=names)
+    check_serve_command(spelled_out, deployment, host="0.0.0.0", rpc=names)
     assert read(worker["args"])[0] == "worker" and leader["env"][0]["name"] == "LWS_GROUP"
     assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
-    group = manifests(replace(what, tls=True))["LeaderWorkerSet llamado-group"]["spec"]["leaderWorkerTemplate"]
+    group = manifests(replace(deployment, tls=True))["LeaderWorkerSet llamado-group"]["spec"]["leaderWorkerTemplate"]
     (leader,) = group["leaderTemplate"]["spec"]["containers"]
     flags = read(leader["args"])[1]
     assert flags.rpc == [",".join(f"tls://$(LWS_GROUP)-{i}.llamado-group:50052" for i in (1, 2))]
     assert (flags.rpc_ca, flags.rpc_cert, flags.rpc_key) == ("/tls/ca.crt", "/tls/tls.crt", "/tls/tls.key")
 
 
-def test_a_server_is_replaced_before_the_next_one_has_its_layers() -> None:
-    """Workers have room for the layers of so many servers; servers alone are replaced without a pause."""
+def test_servers_with_shared_workers_are_updated_one_by_one() -> None:
+    """Workers have no memory for an additional server; servers without workers are updated without a pause."""
     for workers, expected in ((2, {"maxUnavailable": 1, "maxSurge": 0}), (0, {"maxUnavailable": 0, "maxSurge": 1})):
         found = manifests(Deployment(serve=SERVE, workers=workers))["Deployment llamado-server"]["spec"]
         assert found["strategy"]["rollingUpdate"] == expected
@@ -688,8 +700,8 @@ def test_a_server_is_replaced_before_the_next_one_has_its_layers() -> None:
     ("given", "host"),
     [({}, "127.0.0.1"), ({"key": True}, "0.0.0.0"), ({"key": True, "replicas": 2}, "127.0.0.1")],
 )
-def test_a_unit_listens_for_others_if_there_is_a_key(given: dict[str, Any], host: str) -> None:
-    """One of several servers is behind nginx or a gateway, which does so instead."""
+def test_a_unit_listens_on_all_addresses_only_with_a_key(given: dict[str, Any], host: str) -> None:
+    """Several servers listen on loopback, behind nginx or a gateway."""
     unit = entries(files_for("systemd", Deployment(serve=SERVE, **given))["llamado-server@.service"])
     assert read(command_of(unit["ExecStart"][0], 8080))[1].host == host
     units = files_for("systemd", Deployment(serve=SERVE, gateway=(), **given))
@@ -697,13 +709,15 @@ def test_a_unit_listens_for_others_if_there_is_a_key(given: dict[str, Any], host
     assert gateway.host == ("0.0.0.0" if given else "127.0.0.1")
 
 
-def test_folders_that_flags_write_to_can_be_written() -> None:
-    what = Deployment(serve=(*SERVE, "--slot-save-path", "/srv/slots", "--log-file", "/var/log/x/a.log"))
-    unit = entries(files_for("systemd", what)["llamado-server@.service"])
+def test_folders_of_flags_are_writable() -> None:
+    deployment = Deployment(serve=(*SERVE, "--slot-save-path", "/srv/slots", "--log-file", "/var/log/x/a.log"))
+    unit = entries(files_for("systemd", deployment)["llamado-server@.service"])
     assert unit["ReadWritePaths"] == ["/srv/slots /var/log/x"]
-    service = yaml.safe_load(files_for("compose", what)["compose.yaml"])["services"]["server"]
+    service = yaml.safe_load(files_for("compose", deployment)["compose.yaml"])["services"]["server"]
     assert service["volumes"][1:3] == ["/srv/slots:/srv/slots", "/var/log/x:/var/log/x"]
-    places = {mount["mountPath"] for mount in container(manifests(what)["Deployment llamado-server"])["volumeMounts"]}
+    places = {
+        mount["mountPath"] for mount in container(manifests(deployment)["Deployment llamado-server"])["volumeMounts"]
+    }
     assert {"/srv/slots", "/var/log/x"} <= places
 
 
@@ -728,11 +742,11 @@ def test_the_command(target: str, capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"serve": ("-m", "m", "--no-such-flag")}, "--no-such-flag"),
         ({"serve": ("-m", "m", "-c", "many")}, "-c"),
-        ({"serve": ()}, "which model"),
+        ({"serve": ()}, "no model given"),
         ({"serve": ("-m", "m", "--port", "1")}, "before --"),
         ({"serve": ("-m", "m", "--rpc", "h:1"), "workers": 1}, "--rpc"),
         ({"replicas": 0}, "--replicas"),
@@ -746,14 +760,14 @@ def test_the_command(target: str, capsys: pytest.CaptureFixture[str], tmp_path: 
         ({"serve": ("-m", "m", "--api-prefix", "/a b")}, "--api-prefix"),
     ],
 )
-def test_what_cannot_be_deployed(given: dict[str, Any], says: str) -> None:
-    with pytest.raises((DeploymentError, FlagError), match=re.escape(says)):
+def test_invalid_deployments_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((DeploymentError, FlagError), match=re.escape(message)):
         files_for("systemd", Deployment(**{"serve": ("-m", "m"), **given}))
 
 
-def test_flags_are_those_of_the_table() -> None:
+def test_flag_names_exist() -> None:
     for command, key in (("serve", "metrics"), ("worker", "cache"), ("serve", "api_key_file")):
         (flag,) = [f for f in FLAGS if f.key == key and command in f.commands and f.kind is Kind.USED]
-        assert spelled(command, key) in flag.names
+        assert flag_name(command, key) in flag.names
     with pytest.raises(KeyError):
-        spelled("serve", "no_such_key")
+        flag_name("serve", "no_such_key")

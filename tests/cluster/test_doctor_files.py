@@ -1,4 +1,4 @@
-"""What ails a model's file or this machine: each symptom is provoked, and its cause is what is found."""
+"""Checks of model files and of this machine by `llamado doctor`: each symptom is provoked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ports import free_port
 from tiny_models import make_llama
 
 from llamado.cluster.doctor import machine, model_files
-from llamado.cluster.doctor.machine import MachineOptions, examine_machine, holder_of
+from llamado.cluster.doctor.machine import MachineOptions, examine_machine, find_listener
 from llamado.cluster.doctor.model_files import examine_model
 from llamado.cluster.doctor.symptoms import Finding
 from llamado.devices import limits
@@ -33,12 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("models") / "tiny.gguf", n_ctx=8192)
 
 
-def look(path: Path | str, asked: bool = False, **options: object) -> list[Finding]:
-    return examine_model(str(path), EngineOptions(**options), asked=asked)  # type: ignore[arg-type]
+def look(path: Path | str, context_given: bool = False, **options: object) -> list[Finding]:
+    return examine_model(str(path), EngineOptions(**options), context_given=context_given)  # type: ignore[arg-type]
 
 
-def one(path: Path | str, asked: bool = False, **options: object) -> Finding:
-    (found,) = look(path, asked, **options)
+def one(path: Path | str, context_given: bool = False, **options: object) -> Finding:
+    (found,) = look(path, context_given, **options)
     return found
 
 
@@ -47,11 +47,11 @@ def written(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_nothing_is_found_in_a_sound_file(model: Path) -> None:
+def test_a_good_file_has_no_findings(model: Path) -> None:
     assert look(model) == [] and look(model, True, n_ctx=512) == []
 
 
-def test_a_model_that_has_an_address(model: Path, cache: Path) -> None:
+def test_a_model_given_by_url(model: Path, cache: Path) -> None:
     from llamado.gguf.sources.urls import url_target
 
     url = "https://example.com/tiny.gguf"
@@ -65,7 +65,7 @@ def test_a_model_that_has_an_address(model: Path, cache: Path) -> None:
     assert one(url).symptom == "damaged"
 
 
-def test_a_model_that_cannot_be_reached() -> None:
+def test_an_unreachable_model_raises_an_error() -> None:
     with pytest.raises(SourceError):
         look("pypi:no-such-model")
 
@@ -77,7 +77,7 @@ def test_no_file(tmp_path: Path) -> None:
     assert found.symptom == "no-file" and "a.gguf" in found.found
 
 
-def test_a_file_that_may_not_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -89,12 +89,12 @@ def test_a_file_that_may_not_be_read(model: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("begins", "cause"),
     [
-        (b"<!DOCTYPE html><html>", "a page of the web"),
+        (b"<!DOCTYPE html><html>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS"),
         (b"PK\x03\x04 pytorch", "ZIP"),
         (b"tjgg\x03\0\0\0", "GGJT"),
         (b"FUGG\0\0\0\x03", "order"),
-        (b"", "a page of an error"),
+        (b"", "an error page"),
     ],
 )
 def test_not_a_gguf(begins: bytes, cause: str, tmp_path: Path) -> None:
@@ -126,18 +126,18 @@ def test_parts_are_missing(tmp_path: Path) -> None:
     assert (
         found.symptom == "missing-part"
         and "m-00002-of-00003.gguf" in found.found
-        and "fetch all of m* " in found.command
+        and "download all of m* " in found.command
     )
     assert one(split(1)).symptom == "missing-part"
 
 
 def renamed(model: Path, path: Path, name: bytes) -> Path:
-    """The model with another architecture of five letters, or more where the rest of the file may move."""
+    """Write a copy of the model with another architecture; its name has five letters, like llama."""
     assert len(name) == 5
     return written(path, model.read_bytes().replace(b"llama", name))
 
 
-def test_an_architecture_nobody_knows(model: Path, tmp_path: Path) -> None:
+def test_an_unknown_architecture(model: Path, tmp_path: Path) -> None:
     found = one(renamed(model, tmp_path / "m.gguf", b"zebra"))
     assert found.symptom == "architecture" and "zebra" in found.found
 
@@ -154,7 +154,7 @@ def test_an_architecture_of_ollama(tmp_path: Path) -> None:
     assert found.symptom == "architecture" and "deepseek2" in found.command
 
 
-def test_a_type_of_weights_nobody_has(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_weight_type(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llamado.devices.cpu import backend
 
     monkeypatch.setattr(backend.CpuBackend, "weight_types", lambda self: frozenset())
@@ -169,7 +169,7 @@ def test_not_a_language_model(kind: str, flag: str, tmp_path: Path) -> None:
     assert found.symptom == "no-model" and f"{flag} {path}" in found.command
 
 
-def test_a_file_that_contradicts_itself(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_its_architecture(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "m.gguf", model.read_bytes().replace(b"blk.1.attn_q", b"blk.1.attn_z"))
     assert one(path).symptom == "invalid-model"
 
@@ -180,15 +180,15 @@ def memory(monkeypatch: pytest.MonkeyPatch, free: int, physical: int = 1 << 40) 
     )
 
 
-def test_larger_than_memory_and_what_fits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The K/V cache of 8192 tokens is 4 MiB in f16: 2 layers x 2 x 64 elements x 2 bytes a token."""
+def test_a_model_larger_than_memory_gets_options_that_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The KV cache of 8192 tokens has 4 MiB in f16: 2 layers x 2 x 64 elements x 2 bytes per token."""
     monkeypatch.setattr(model_files, "_STEP", 256)
     options = {"n_ctx": 8192, "n_ubatch": 1, "n_batch": 1}
     memory(monkeypatch, 64 * MIB)
     assert look(model, True, **options) == []
     memory(monkeypatch, 4 * MIB)
     found = one(model, True, **options)
-    assert found.symptom == "too-large" and "8192 tokens" in found.found and "K/V cache 4.0 MiB" in found.found
+    assert found.symptom == "too-large" and "8192 tokens" in found.found and "KV cache 4.0 MiB" in found.found
     offered = found.command.partition("   # or ")
     first = offered[0].split()
     assert first[:4] == ["llamado", "serve", "-m", str(model)] and first[4] == "-c"
@@ -201,22 +201,22 @@ def test_larger_than_memory_and_what_fits(model: Path, monkeypatch: pytest.Monke
 def test_nothing_fits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory(monkeypatch, 1000)
     found = one(model)
-    assert found.symptom == "too-large" and "give it to --rpc" in found.command
+    assert found.symptom == "too-large" and "add it to --rpc" in found.command
 
 
-def test_a_context_that_nobody_asked_for_is_no_fault(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortened_default_context_is_no_finding(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory(monkeypatch, 6 * MIB)
     assert look(model, False, n_ubatch=1, n_batch=1) == []
 
 
-def test_a_container_is_what_is_short(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_limit_below_the_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory(monkeypatch, 1000, physical=1 << 36)
     found = look(model)
     assert [one.symptom for one in found] == ["too-large", "container-memory"]
     assert "docker run --memory 1G" in found[1].command
 
 
-def test_locking_more_than_a_container_has(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlock_of_more_than_the_container_limit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "memory", lambda: MachineMemory(1 << 40, 1000, 1 << 40))
     assert [one.symptom for one in look(model, mlock=True)] == ["lock-limit"]
 
@@ -259,20 +259,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_nothing_is_found_on_a_healthy_machine() -> None:
+def test_a_healthy_machine_has_no_findings() -> None:
     assert examine_machine(MachineOptions(port=free_port(), threads=1)) == []
 
 
-def test_a_port_is_taken_and_by_whom() -> None:
+def test_a_taken_port_and_its_process() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         found = only(port=sock.getsockname()[1])
     assert found.symptom == "port-taken" and f"(process {os.getpid()})" in found.found
     assert found.command.startswith(f"kill {os.getpid()} ") and Path(sys.executable).name[:6] in found.found
 
 
-def test_a_port_of_a_process_that_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holder_of(1, tmp_path) is None
-    monkeypatch.setattr(machine, "holder_of", lambda port: None)
+def test_a_taken_port_of_an_unknown_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_listener(1, tmp_path) is None
+    monkeypatch.setattr(machine, "find_listener", lambda port: None)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         assert "lsof" in only(port=sock.getsockname()[1]).command
 
@@ -282,7 +282,7 @@ def test_an_address_of_another_machine() -> None:
     assert only(host="no-such-host.invalid", port=8080).symptom == "unknown-host"
 
 
-def test_a_port_of_the_administrator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_privileged_port(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object, address: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -290,27 +290,27 @@ def test_a_port_of_the_administrator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(port=80).symptom == "port-forbidden"
 
 
-def test_more_threads_than_a_container_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_the_container_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     found = only(threads=16)
     assert found.symptom == "too-many-threads" and "-t 2" in found.command and "of 16" in found.found
 
 
-def test_little_may_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_mlock_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 1 << 20))
     assert only(mlock=True).symptom == "lock-limit"
 
 
-def test_few_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_open_files_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     assert only().symptom == "open-files"
 
 
-def test_the_disk_is_full(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 5 << 20))
     found = only()
@@ -321,7 +321,7 @@ def test_the_disk_is_full(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     ("number", "symptom"),
     [(errno.ENOSPC, "disk-full"), (errno.EROFS, "cache-not-writable"), (errno.EACCES, "cache-not-writable")],
 )
-def test_the_cache_cannot_be_written(number: int, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache(number: int, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -1,4 +1,4 @@
-"""What lines of logs mean: those of llama.cpp's programs and ours; and the command `llamado doctor`."""
+"""Log explanation for llama.cpp's programs and llamado, and the command `llamado doctor`."""
 
 from __future__ import annotations
 
@@ -58,33 +58,27 @@ LINES = {
     "Segmentation fault (core dumped)": "crash",
     "GGML_ASSERT(status == GGML_STATUS_SUCCESS) failed": "crash",
     "E srv  llama_server: exiting due to model loading error": "failed-to-load",
-    "0.0.0.0 can be reached from other machines, and no key is asked for: whoever gets through uses this": "no-key",
+    "0.0.0.0 can be reached from other machines, and no key is asked for: anyone can use this": "no-key",
 }
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_is_understood(line: str) -> None:
+def test_a_line_is_explained(line: str) -> None:
     (found,) = explain_lines(["all is well\n", line + "\n"], "server.log")
     assert (found.symptom, found.where) == (LINES[line], "server.log:2") and found.found == line
 
 
-def test_every_pattern_has_its_line() -> None:
-    """None of the patterns can be dropped unseen: each symptom of the table of lines needs one."""
+def test_every_line_has_a_pattern() -> None:
     assert {pattern.symptom for pattern in PATTERNS} >= set(LINES.values())
     assert {pattern.symptom for pattern in PATTERNS} <= set(SYMPTOMS)
 
 
-def test_every_symptom_is_provoked_by_a_test() -> None:
-    texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor_*.py"))
-    assert not [symptom for symptom in SYMPTOMS if f'"{symptom}"' not in texts]
-
-
-def test_fields_of_a_line_fill_in_the_command() -> None:
+def test_fields_of_a_line_fill_in_the_remedy() -> None:
     (found,) = explain_lines(["Failed to connect to 10.0.0.2:50055"], "log")
     assert found.command.startswith("llamado worker -H 0.0.0.0 -p 50055   # on 10.0.0.2;")
 
 
-def test_what_follows_from_others_is_left_out_and_lines_are_counted() -> None:
+def test_consequences_are_left_out_and_lines_are_counted() -> None:
     lines = [
         "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)",
         "E llama_model_load_from_file_impl: failed to load model",
@@ -108,7 +102,7 @@ HEALTHY = """\
 """
 
 
-def test_nothing_is_found_in_the_log_of_a_healthy_server() -> None:
+def test_the_log_of_a_healthy_server_has_no_findings() -> None:
     assert explain_lines(HEALTHY.splitlines(), "log") == []
 
 
@@ -133,12 +127,12 @@ def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     model = make_llama(tmp_path / "tiny.gguf")
     with listening() as (url, _):
         code, out, err = run(capsys, url, url.removeprefix("http://"), log, model, "-t", 1, "--port", free_port())
-    assert (code, err) == (0, "") and out.startswith("Nothing found. Looked at: ")
+    assert (code, err) == (0, "") and out.startswith("No problem found. Checked: ")
     for name in (url, str(log), str(model), "this machine"):
         assert name in out
 
 
-def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_findings_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("Failed to connect to 10.0.0.2:50052\n")
     port = free_port()
@@ -146,14 +140,14 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert code == 1
     for title in ("refused", "worker-refused"):
         assert SYMPTOMS[title].title in out
-    assert re.search(r"found: .*\n  cause: .*\n  mend: ", out)
+    assert re.search(r"found: .*\n  cause: .*\n  fix: ", out)
 
 
 def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "-m", tmp_path / "none.gguf", "--json")
-    said = json.loads(out)
-    assert code == 1 and said["healthy"] is False and [one["symptom"] for one in said["findings"]] == ["no-file"]
-    assert set(said["findings"][0]) == {"symptom", "title", "where", "found", "cause", "command"}
+    found = json.loads(out)
+    assert code == 1 and found["healthy"] is False and [one["symptom"] for one in found["findings"]] == ["no-file"]
+    assert set(found["findings"][0]) == {"symptom", "title", "where", "found", "cause", "command"}
     code, out, _ = run(capsys, "--json")
     assert code == 0 and json.loads(out) == {"healthy": True, "looked_at": ["this machine"], "findings": []}
 
@@ -161,7 +155,7 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["no-such-file.log"], ["ftp://host"], ["--rpc", "host:port"], ["--rpc", "h:1", "--rpc-ca", "/none.pem"]]
 )
-def test_what_cannot_be_looked_at(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_arguments_have_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedWorker() as worker:
         if "h:1" in words:
             words = [f"tls://{worker.endpoint}" if word == "h:1" else word for word in words]
@@ -169,12 +163,11 @@ def test_what_cannot_be_looked_at(words: list[str], capsys: pytest.CaptureFixtur
     assert code == 2 and not out and err.startswith("llamado: ")
 
 
-def test_a_flag_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_out_of_range_has_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--timeout", "0")[0] == 2
 
 
 def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures are those of the devices that answered; one of them is slow."""
     from dataclasses import replace
 
     from llamado.cluster.doctor import workers
@@ -207,7 +200,7 @@ def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], mo
         (["plan", "-m", "tiny.gguf", "--rpc", "tls://127.0.0.1:@plain"], "worker-no-tls"),
     ],
 )
-def test_logs_of_ours(
+def test_logs_of_llamado_are_explained(
     words: list[str], symptom: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files_with_faults(tmp_path)
@@ -227,19 +220,19 @@ def test_logs_of_ours(
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", out)
             assert cli.main(words)
-    code, said, _ = run(capsys, log, "--json")
-    assert code == 1 and symptom in [one["symptom"] for one in json.loads(said)["findings"]], log.read_text()[-3000:]
+    code, text, _ = run(capsys, log, "--json")
+    assert code == 1 and symptom in [one["symptom"] for one in json.loads(text)["findings"]], log.read_text()[-3000:]
 
 
 def files_with_faults(folder: Path) -> None:
-    """tiny.gguf, and files made of it that are none."""
+    """Write tiny.gguf, and faulty copies of it."""
     data = make_llama(folder / "tiny.gguf").read_bytes()
     files = {"page": b"<!DOCTYPE html>" + data, "short": data[:-2000], "zebra": data.replace(b"llama", b"zebra")}
     for name, content in files.items():
         (folder / f"{name}.gguf").write_bytes(content)
 
 
-# --- the real ones ----------------------------------------------------------------------------------------------------
+# --- llama.cpp --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.interop
@@ -256,7 +249,7 @@ def files_with_faults(folder: Path) -> None:
         ("ggml-rpc-server", ["-p", "@taken"], "port-taken"),
     ],
 )
-def test_logs_of_the_real_ones(
+def test_logs_of_llama_cpp_are_explained(
     program: str, flags: list[str], symptom: str, peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files_with_faults(tmp_path)
@@ -267,14 +260,14 @@ def test_logs_of_the_real_ones(
         ]
         command = [str(peer_bin / program), *words]
         subprocess.run(command, stdout=out, stderr=out, cwd=tmp_path, timeout=120, env=os.environ, check=False)
-    code, said, _ = run(capsys, log, "--json")
-    assert code == 1 and [one["symptom"] for one in json.loads(said)["findings"]] == [symptom], log.read_text()[-3000:]
+    code, text, _ = run(capsys, log, "--json")
+    assert code == 1 and [one["symptom"] for one in json.loads(text)["findings"]] == [symptom], log.read_text()[-3000:]
 
 
 @pytest.mark.interop
 @pytest.mark.slow
-def test_real_ones_that_run(peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A real server and a real worker, both healthy; then a worker that another holds, and builds that differ."""
+def test_servers_and_workers_of_llama_cpp(peer_bin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy server and a healthy worker; then a busy worker, and different builds."""
     sys.path.append(str(Path(__file__).parents[1] / "interop"))
     from peer_server import llama_server
     from rpc_workers import real_worker
@@ -282,8 +275,8 @@ def test_real_ones_that_run(peer_bin: Path, tmp_path: Path, capsys: pytest.Captu
     model = make_llama(tmp_path / "tiny.gguf")
     with llama_server(peer_bin, model, tmp_path / "server.log", "-c", "256") as client:
         url = str(client.base_url)
-        assert run(capsys, url, tmp_path / "server.log")[:2] == (0, f"Nothing found. Looked at: {url}, "
-                                                                     f"{tmp_path / 'server.log'}\n")  # fmt: skip
+        printed = f"No problem found. Checked: {url}, {tmp_path / 'server.log'}\n"
+        assert run(capsys, url, tmp_path / "server.log")[:2] == (0, printed)
         with listening() as (ours, _):
             code, out, _ = run(capsys, url, ours, "--json")
         assert code == 1 and {one["symptom"] for one in json.loads(out)["findings"]} == {

@@ -1,4 +1,4 @@
-"""Remedies of `llamado doctor`: complete, and made of commands and flags that exist."""
+"""Remedies of `llamado doctor`: they are complete, and their commands and flags exist."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VALUES: dict[str, object] = {
     "path": "/models/m.gguf", "fits": "llamado serve -m /models/m.gguf -c 4096", "pattern": "m*", "flag": "--lora",
     "instead": "it is new", "name": "gemma3", "needed": "9G", "cores": 4,
 }  # fmt: skip
-CAPITALS = {"TCP", "LISTEN", "CONT", "LLAMADO_CACHE", "LLAMA_CACHE", "CPU", "Q4_K_M", "USER"}
-"""Words in capitals that stand for themselves."""
+CAPITALS = {"TCP", "URL", "LISTEN", "CONT", "LLAMADO_CACHE", "LLAMA_CACHE", "CPU", "Q4_K_M", "USER"}
+"""Words in capitals that are not placeholders."""
 OTHERS = {
     "-ltnp", "-tnp", "-i", "-ti", "-sTCP", "-CONT", "-connect", "-noout", "-subject", "-dates", "-ext", "-hex", "-zv",
     "-brief", "-la", "-u", "-sh", "-R", "-l", "-n", "--memory", "--ulimit", "--allow-requantize", "-C",
 }  # fmt: skip
-"""Flags of other programs that remedies name."""
+"""Flags of other programs in remedies."""
 OF_RPC_SERVER = {"-H", "-p", "-d", "-c", "-t"}  # tools/rpc/rpc-server.cpp (b11434)
 REMEDIES = [(symptom, remedy) for symptom, row in SYMPTOMS.items() for remedy in row.remedies]
 _OPTION = re.compile(r"(?<![\w.{-])--?[A-Za-z][\w-]*")
@@ -37,24 +37,22 @@ def filled(remedy: str) -> str:
 
 
 @pytest.mark.parametrize(("symptom", "remedy"), REMEDIES)
-def test_a_remedy_is_complete(symptom: str, remedy: str) -> None:
-    """Nothing is left for the reader to fill in."""
+def test_remedies_have_no_placeholders(symptom: str, remedy: str) -> None:
     text = filled(remedy)
     assert not re.search(r"[{}…]|<[a-z]", text)
     assert set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", text)) <= CAPITALS
     assert not re.search(r"-\w+ [A-Z]\b", text)
 
 
-def test_every_remedy_is_of_use() -> None:
-    """One with fewer fields comes later, and the last one of a symptom that logs show needs none."""
+def test_remedies_with_fewer_fields_come_later() -> None:
     for row in SYMPTOMS.values():
         counts = [len(fields_of(remedy)) for remedy in row.remedies]
         assert counts == sorted(counts, reverse=True) and len(set(row.remedies)) == len(counts)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.expression.pattern[:40])
-def test_a_line_of_a_log_fills_in_its_remedy(pattern: object) -> None:
-    """Whichever of its groups it has: one without alternatives has all."""
+def test_log_patterns_fill_in_a_remedy(pattern: object) -> None:
+    """With any of its groups missing; a pattern without alternatives always has all of them."""
     groups = pattern.expression.groupindex  # type: ignore[attr-defined]
     alternatives = "|" in re.sub(r"\(\?:[^()]*\)", "", pattern.expression.pattern)  # type: ignore[attr-defined]
     for n in range(0 if alternatives else len(groups), len(groups) + 1):
@@ -62,7 +60,7 @@ def test_a_line_of_a_log_fills_in_its_remedy(pattern: object) -> None:
             finding(pattern.symptom, "log:1", "a line", **{name: VALUES.get(name, "x") for name in chosen})  # type: ignore[attr-defined]
 
 
-def test_an_unknown_field_is_a_fault_of_ours() -> None:
+def test_missing_fields_raise_an_error() -> None:
     with pytest.raises(LookupError, match="wants-tls"):
         finding("wants-tls", "here", "it", host="10.0.0.2", port=None)
 
@@ -84,9 +82,9 @@ def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeyp
         if command.startswith("-"):
             assert [command, *arguments] == ["--version"]
         elif "--help" not in arguments:
-            flags.parse(cli._parser(command), command, arguments, {})
+            flags.parse(cli.make_parser(command), command, arguments, {})
 
 
-def test_no_remedy_is_the_command_that_runs() -> None:
-    """Doctor is sent to another place than the one it looks at, or not at all."""
+def test_only_replica_missing_recommends_doctor() -> None:
+    """There doctor gets another URL; elsewhere it would repeat itself."""
     assert {symptom for symptom, remedy in REMEDIES if remedy.startswith("llamado doctor")} == {"replica-missing"}

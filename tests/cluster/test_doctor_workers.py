@@ -1,4 +1,4 @@
-"""What ails a worker: each symptom is provoked on real sockets, and its cause is what is found."""
+"""Checks of workers by `llamado doctor`: each symptom is provoked on real sockets."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ def one(*rpc: object, **given: object) -> Finding:
     return found
 
 
-def test_nothing_is_found_where_all_answer(certificates: Certificates) -> None:
+def test_healthy_workers_have_no_findings(certificates: Certificates) -> None:
     with ScriptedWorker() as theirs, ScriptedWorker(own=True) as ours:
         assert look(theirs.endpoint, ours.endpoint) == []
     with ScriptedWorker(tls=certificates.server()) as secure:
         assert look(secure.endpoint, ca=certificates.ca) == []
 
 
-def test_nobody_listens() -> None:
+def test_worker_refused() -> None:
     port = free_port()
     found = one(f"127.0.0.1:{port}")
     assert found.symptom == "worker-refused" and f"llamado worker -H 0.0.0.0 -p {port}" in found.command
 
 
-def test_a_host_nobody_knows_and_one_that_does_not_answer() -> None:
+def test_unknown_and_unreachable_hosts() -> None:
     assert one("no-such-host.invalid").symptom == "unknown-host"
     with swallowing() as port:
         assert one(f"127.0.0.1:{port}", timeout=0.5).symptom == "unreachable"
 
 
 @pytest.mark.slow
-def test_one_of_several_is_named() -> None:
+def test_the_silent_one_of_several_workers_is_found() -> None:
     with ScriptedWorker() as well, accepting() as port:
         found = one(well.endpoint, f"127.0.0.1:{port}", timeout=2.0)
     assert found.symptom == "worker-silent" and found.where == f"127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("theirs", [(max(PROTOCOLS) + 1, 0, 0), (min(PROTOCOLS) - 1, 9, 9), (7, 1, 0), (8, 1, 0)])
-def test_versions_differ(theirs: tuple[int, int, int]) -> None:
+def test_unsupported_versions_are_found(theirs: tuple[int, int, int]) -> None:
     with ScriptedWorker(version=theirs) as worker:
         found = one(worker.endpoint)
     assert found.symptom == "worker-version"
@@ -74,39 +74,39 @@ def test_versions_differ(theirs: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=str)
-def test_both_versions_are_well(protocol: Protocol) -> None:
+def test_supported_versions_are_accepted(protocol: Protocol) -> None:
     with ScriptedWorker(version=protocol.version) as worker:
         assert look(worker.endpoint) == []
 
 
-def test_another_program() -> None:
+def test_another_program_on_the_port() -> None:
     with saying(b"SSH-2.0-OpenSSH_9.6\r\n" + b"\0" * 64) as port:
         assert one(f"127.0.0.1:{port}").symptom == "not-a-worker"
 
 
-def test_a_server_in_the_place_of_a_worker() -> None:
+def test_a_server_instead_of_a_worker() -> None:
     with listening() as (url, _):
         found = one(url.removeprefix("http://"))
     assert found.symptom == "not-a-worker" and "HTTP" in found.found
 
 
-def test_tls_on_the_worker_alone(certificates: Certificates) -> None:
+def test_tls_only_on_the_worker(certificates: Certificates) -> None:
     with ScriptedWorker(tls=certificates.server()) as worker:
         found = one(str(worker.endpoint).removeprefix("tls://"))
     assert found.symptom == "worker-wants-tls" and f"--rpc {worker.endpoint}" in found.command
 
 
-def test_tls_on_the_client_alone() -> None:
+def test_tls_only_on_the_client() -> None:
     with ScriptedWorker() as worker:
         assert one(f"tls://{worker.endpoint}").symptom == "worker-no-tls"
 
 
-def test_a_certificate_nobody_vouches_for(certificates: Certificates) -> None:
+def test_an_untrusted_certificate(certificates: Certificates) -> None:
     with ScriptedWorker(tls=certificates.server()) as worker:
         assert one(worker.endpoint).symptom == "worker-certificate"
 
 
-def test_a_worker_that_asks_for_our_certificate(certificates: Certificates) -> None:
+def test_a_worker_that_requires_a_client_certificate(certificates: Certificates) -> None:
     context = certificates.server()
     context.load_verify_locations(certificates.ca)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -132,27 +132,27 @@ def measured(*workers: ScriptedWorker, timeout: float = 5.0) -> list[Finding]:
     return examine_workers(SplitOptions(rpc=tuple(str(one.endpoint) for one in workers)), timeout=timeout)
 
 
-def test_a_worker_that_is_lost_while_it_is_measured() -> None:
-    """It greets, tells its memory, and ends its connections when something is to be computed."""
+def test_a_worker_lost_during_measurement() -> None:
+    """It greets and reports its memory, and closes its connections at the first allocation."""
 
-    def ends(request: Request, _: int) -> None:
+    def close(request: Request, _: int) -> None:
         if isinstance(request, AllocBuffer):
             raise EOFError
 
-    with ScriptedWorker(before=ends) as worker:
+    with ScriptedWorker(before=close) as worker:
         (found,) = measured(worker)
-    assert found.symptom == "worker-lost" and "while it was measured" in found.found
+    assert found.symptom == "worker-lost" and "during measurement" in found.found
     assert str(worker.endpoint) in found.found
 
 
-def test_a_worker_that_falls_silent_between_its_greeting_and_the_measurement() -> None:
-    """It greets whoever looks, and then says nothing about its devices: another client has it."""
+def test_a_worker_that_stops_responding_after_its_greeting() -> None:
+    """As if another client used it: it greets, but does not list its devices."""
 
-    def falls_silent(request: Request, _: int) -> None:
+    def hang(request: Request, _: int) -> None:
         if isinstance(request, DeviceCount):
             raise Hang
 
-    with ScriptedWorker(before=falls_silent) as worker:
+    with ScriptedWorker(before=hang) as worker:
         (found,) = measured(worker, timeout=0.5)
     assert found.symptom == "worker-silent" and found.where == str(worker.endpoint)
     assert "does not say within 0.5 s which devices it has" in found.found
@@ -167,7 +167,7 @@ def node(number: int, *, trip: float = 5e-4, rate: float = 5e8, decode: float = 
 
 
 @pytest.mark.parametrize(
-    ("figures", "symptom", "says"),
+    ("figures", "symptom", "text"),
     [
         ([node(1), node(2), node(3)], None, ""),
         ([node(1), node(2, trip=1.9e-3), node(3)], None, ""),
@@ -179,20 +179,20 @@ def node(number: int, *, trip: float = 5e-4, rate: float = 5e8, decode: float = 
         ([node(1, trip=30e-3), node(2, trip=30e-3)], None, ""),
     ],
 )
-def test_a_slow_link_or_node_is_told_with_its_figures(
-    figures: Sequence[DeviceFigures], symptom: str | None, says: str
+def test_slow_links_and_nodes_are_found_by_their_figures(
+    figures: Sequence[DeviceFigures], symptom: str | None, text: str
 ) -> None:
     found = compare(figures, ["10.0.0.1", "10.0.0.2"])
     if symptom is None:
         assert not found
     else:
         assert [one.symptom for one in found] == [symptom]
-        assert says in found[0].found and found[0].where == "RPC2[10.0.0.2:50052]" and "10.0.0.2" in found[0].command
+        assert text in found[0].found and found[0].where == "RPC2[10.0.0.2:50052]" and "10.0.0.2" in found[0].command
 
 
 @pytest.mark.slow
 def test_a_slow_link_is_measured() -> None:
-    """Two workers of ours, one of them behind a tap that delays each graph by 80 ms."""
+    """Two llamado workers, one of them behind a tap that delays each graph by 80 ms."""
     with ExitStack() as stack:
         near, far = (running_worker(stack) for _ in range(2))
         tap = stack.enter_context(Tap(TapOptions(listen_port=0, target_port=far, latency_ms=80)))
@@ -205,7 +205,7 @@ def test_a_slow_link_is_measured() -> None:
 
 
 def running_worker(stack: ExitStack) -> int:
-    """The port of a worker of ours in this process."""
+    """Start a llamado worker in this process and return its port."""
     device = open_device("cpu", DeviceOptions(n_threads=1))
     worker = Worker([device])
     thread = threading.Thread(target=worker.serve, daemon=True)

@@ -1,4 +1,4 @@
-"""The chart of `deploy helm`: Helm finds nothing wrong with it, and makes of it what `deploy kubernetes` writes."""
+"""Helm chart: lint passes, and the rendered manifests equal those of `deploy kubernetes`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=[*KINDS, *MORE])
-def what(request: pytest.FixtureRequest) -> Deployment:
+def deployment(request: pytest.FixtureRequest) -> Deployment:
     return Deployment(**{"serve": SERVE, **(KINDS | MORE)[request.param]})
 
 
@@ -33,8 +33,8 @@ def helm() -> Any:
     return pytest.importorskip("helm_python", reason="Helm is not installed: pip install helm-python-sdk")
 
 
-def chart_of(what: Deployment, folder: Path) -> Path:
-    for name, text in files_for("helm", what).items():
+def chart_of(deployment: Deployment, folder: Path) -> Path:
+    for name, text in files_for("helm", deployment).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
@@ -45,49 +45,49 @@ def by_name(texts: list[str]) -> dict[str, Any]:
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
 
 
-def given(what: Deployment) -> dict[str, Any]:
-    """Values with which the chart makes the secrets that `deploy kubernetes` shows."""
-    files = files_for("helm", what)
+def given(deployment: Deployment) -> dict[str, Any]:
+    """Return the values that make the chart create the same secrets as `deploy kubernetes`."""
+    files = files_for("helm", deployment)
     if "secrets.values.yaml" in files:
         assert files[".helmignore"] == "secrets.values.yaml\n"
         return dict(yaml.safe_load(files["secrets.values.yaml"]))
-    return {"secrets": {"create": True}} if secrets(what) else {}
+    return {"secrets": {"create": True}} if secrets(deployment) else {}
 
 
-def test_helm_makes_what_deploy_kubernetes_writes(helm: Any, what: Deployment, tmp_path: Path) -> None:
+def test_helm_renders_the_manifests_of_deploy_kubernetes(helm: Any, deployment: Deployment, tmp_path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: it has the schemas")
-    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
-        rendered = chart.render(given(what), name=what.name, namespace="default")
-        plain = chart.render({}, name=what.name, namespace="default")
+    with helm.Chart.load(chart_of(deployment, tmp_path / "chart")) as chart:
+        rendered = chart.render(given(deployment), name=deployment.name, namespace="default")
+        plain = chart.render({}, name=deployment.name, namespace="default")
     found = by_name([text for name, text in rendered.items() if not name.endswith(".txt")])
-    assert found == by_name([*files_for("kubernetes", what).values()])
+    assert found == by_name([*files_for("kubernetes", deployment).values()])
     for one in found.values():
         if one["kind"] != "LeaderWorkerSet":  # not one of Kubernetes' own kinds
             validate.validate(one, KUBERNETES, strict=True)
-    secret = [one["metadata"]["name"] for one in secrets(what)]
+    secret = [one["metadata"]["name"] for one in secrets(deployment)]
     assert not by_name([text for name, text in plain.items() if "secrets" in name])
     notes = "".join(text for name, text in plain.items() if name.endswith("NOTES.txt"))
     assert all(name in notes for name in secret)
 
 
-def test_helm_finds_nothing_wrong(helm: Any, what: Deployment, tmp_path: Path) -> None:
-    folder = chart_of(what, tmp_path / what.name)
-    told = helm.lint(folder, {}, strict=True)
-    assert [one for one in told["messages"] if one["severity"] > 1] == [] and not told["errors"]
+def test_helm_lint_passes(helm: Any, deployment: Deployment, tmp_path: Path) -> None:
+    folder = chart_of(deployment, tmp_path / deployment.name)
+    result = helm.lint(folder, {}, strict=True)
+    assert [one for one in result["messages"] if one["severity"] > 1] == [] and not result["errors"]
     template = next((folder / "templates").glob("*-server.yaml"))
     template.write_text(template.read_text().replace("{{ .Release.Name }}", "{{ .Release.Name ", 1))
     assert helm.lint(folder, {}, strict=True)["errors"]
 
 
-def test_values_change_what_is_made(helm: Any, tmp_path: Path) -> None:
-    what = Deployment(serve=(*SERVE, "--api-prefix", "/llm"), workers=2, gateway=())
+def test_values_change_the_manifests(helm: Any, tmp_path: Path) -> None:
+    deployment = Deployment(serve=(*SERVE, "--api-prefix", "/llm"), workers=2, gateway=())
     values = {
         "image": "registry.example/llamado:7",
         "models": "claim",
         "server": {"args": ["-m", "other.gguf"], "replicas": 3, "resources": {"limits": {"cpu": 2}}},
         "worker": {"count": 3, "storage": "7Gi"},
     }
-    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
+    with helm.Chart.load(chart_of(deployment, tmp_path / "chart")) as chart:
         found = by_name([*chart.render(values, name="my", namespace="n").values()])
         for wrong in (
             {"workers": 3},
@@ -115,8 +115,8 @@ def test_values_change_what_is_made(helm: Any, tmp_path: Path) -> None:
 
 
 def test_values_change_the_autoscaler(helm: Any, tmp_path: Path) -> None:
-    what = Deployment(serve=SERVE, gateway=())
-    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
+    deployment = Deployment(serve=SERVE, gateway=())
+    with helm.Chart.load(chart_of(deployment, tmp_path / "chart")) as chart:
         values = {"server": {"replicas": 2, "maxReplicas": 3}}
         found = by_name([*chart.render(values, name="my", namespace="n").values()])
     scaler = found["HorizontalPodAutoscaler my-server"]["spec"]
@@ -125,13 +125,13 @@ def test_values_change_the_autoscaler(helm: Any, tmp_path: Path) -> None:
     assert replicas.count("http://") == 3
 
 
-def test_the_values_keep_to_their_schema(what: Deployment) -> None:
-    files = files_for("helm", what)
+def test_the_values_match_their_schema(deployment: Deployment) -> None:
+    files = files_for("helm", deployment)
     schema, values = json.loads(files["values.schema.json"]), yaml.safe_load(files["values.yaml"])
     jsonschema_rs.validate(schema, values)
-    assert ("worker" in values) == (what.workers > 0) and ("secrets" in values) == bool(secrets(what))
+    assert ("worker" in values) == (deployment.workers > 0) and ("secrets" in values) == bool(secrets(deployment))
     assert not jsonschema_rs.is_valid(schema, {**values, "workers": 2})
-    assert yaml.safe_load(files["Chart.yaml"])["name"] == what.name
+    assert yaml.safe_load(files["Chart.yaml"])["name"] == deployment.name
 
 
 def test_a_chart_is_written_with_its_folders(tmp_path: Path) -> None:

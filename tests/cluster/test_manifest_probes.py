@@ -1,4 +1,4 @@
-"""Probes of the manifests, played as kubelet plays them, in its own time: who is restarted, and who gets requests."""
+"""Probes of the Kubernetes manifests, simulated with a fake kubelet: restarts and readiness."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ MINUTE = 60
 
 
 class Kubelet:
-    """A node's agent that acts on a container's probes (kubernetes.io, "Configure Liveness, Readiness and Startup
-    Probes"): until the startup probe has succeeded no other is asked; each acts after so many failures in a row.
+    """A simulated kubelet (kubernetes.io, "Configure Liveness, Readiness and Startup Probes").
+
+    Other probes run only after the startup probe has succeeded. Each acts after `failureThreshold` failures in a row.
     """
 
     def __init__(self, container: dict[str, Any], ask: Callable[[str], bool]) -> None:
@@ -31,7 +32,7 @@ class Kubelet:
         self.restarts = self._now = 0
 
     def run(self, seconds: int) -> None:
-        """Lets so much of its time pass."""
+        """Advance the simulated time."""
         for _ in range(seconds):
             self._now += 1
             for kind in ("liveness", "readiness") if self._started else ("startup",):
@@ -65,12 +66,12 @@ def engine() -> FakeEngine:
 
 
 @pytest.mark.slow
-def test_a_model_that_takes_long_and_a_worker_that_is_away(engine: FakeEngine) -> None:
+def test_slow_loading_and_a_lost_worker_cause_no_restart(engine: FakeEngine) -> None:
     with listening(engine=engine) as (url, state), httpx.Client(base_url=url, timeout=60) as client:
         kubelet = Kubelet(container(), lambda path: client.get(path).status_code == 200)
         loaded, state.served = state.served, None
         kubelet.run(25 * MINUTE)
-        assert not kubelet.ready and not kubelet.restarts, "loading takes its time"
+        assert not kubelet.ready and not kubelet.restarts, "loading may take long"
         state.served = loaded
         kubelet.run(10)
         assert kubelet.ready
@@ -97,7 +98,7 @@ def test_an_engine_that_hangs_is_restarted(engine: FakeEngine, monkeypatch: pyte
         assert kubelet.restarts == 1
 
 
-def test_a_process_that_is_gone_is_restarted() -> None:
+def test_an_ended_process_is_restarted() -> None:
     kubelet = Kubelet(container(), lambda path: False)
     kubelet.run(35 * MINUTE)
     assert kubelet.restarts == 1 and not kubelet.ready

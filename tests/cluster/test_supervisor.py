@@ -1,4 +1,4 @@
-"""How services are started, kept running and ended, with services that compute nothing."""
+"""Supervisor: start, readiness, restarts, drains and the end of services, with fake services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ports import free_port
 from waiting import GUARD, until_async
 
 from llamado.cluster.file import RestartConfig
-from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, AddressFlag, Reservation, Service, ServiceRole
 from llamado.cluster.supervisor import (
     DRAINED,
     DRAINING,
@@ -29,7 +29,7 @@ from llamado.cluster.supervisor import (
     READY,
     STARTING,
     WAITING,
-    Standing,
+    ServiceStatus,
     StartFailed,
     Supervisor,
 )
@@ -40,8 +40,8 @@ FAKE = str(Path(__file__).parent / "fake_service.py")
 QUICK = RestartConfig(first=0.01, longest=0.02, settled=60.0, crashes=3)
 
 
-class Fakes:
-    """Services of a test, and what was seen of them."""
+class FakeServices:
+    """Services of a test, and their recorded changes and events."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Fakes:
         *options: str,
         name: str = "",
         needs: tuple[str, ...] = (),
-        follows: bool = False,
+        restarts_with_needs: bool = False,
         token: str | None = None,
     ) -> Service:
         port = free_port()
@@ -70,10 +70,10 @@ class Fakes:
             command=command,
             environment={} if token is None else {CLUSTER_TOKEN: token},
             needs=needs,
-            follows=follows,
+            restarts_with_needs=restarts_with_needs,
         )
 
-    def note(self, one: Standing) -> None:
+    def record_change(self, one: ServiceStatus) -> None:
         self.seen.append((one.service.name, one.state.phase))
         self.changed.set()
 
@@ -88,26 +88,26 @@ class Fakes:
                     await self.changed.wait()
 
     def phase(self, name: str) -> str:
-        return self.supervisor.standings[name].state.phase
+        return self.supervisor.statuses[name].state.phase
 
     def pid(self, name: str) -> int:
-        return self.supervisor.standings[name].state.pid
+        return self.supervisor.statuses[name].state.pid
 
 
 @pytest.fixture
-def run_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fakes]:
-    """Runs a supervisor of services that `make` gives, with what `test` does meanwhile; then stops it."""
+def run_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeServices]:
+    """Run a supervisor of the services that `make` returns, run `test` meanwhile, then stop the supervisor."""
 
     def run(
-        make: Callable[[Fakes], list[Service]],
-        test: Callable[[Fakes], Awaitable[None]],
+        make: Callable[[FakeServices], list[Service]],
+        test: Callable[[FakeServices], Awaitable[None]],
         stop_timeout: float = GUARD,
         restart: RestartConfig = QUICK,
-    ) -> Fakes:
-        async def main() -> Fakes:
-            fakes = Fakes(tmp_path)
+    ) -> FakeServices:
+        async def main() -> FakeServices:
+            fakes = FakeServices(tmp_path)
             monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
-            fakes.supervisor = Supervisor(make(fakes), restart, stop_timeout, tmp_path, fakes.note)
+            fakes.supervisor = Supervisor(make(fakes), restart, stop_timeout, tmp_path, fakes.record_change)
             running = asyncio.create_task(fakes.supervisor.run())
             testing = asyncio.ensure_future(test(fakes))
             await asyncio.wait([running, testing], return_when=asyncio.FIRST_COMPLETED)
@@ -126,17 +126,17 @@ def run_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return run
 
 
-Run = Callable[..., Fakes]
+RunFakes = Callable[..., FakeServices]
 
 
-def worker_and_server(fakes: Fakes) -> list[Service]:
+def worker_and_server(fakes: FakeServices) -> list[Service]:
     return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
 
 
-def test_started_in_order_and_ended_in_the_opposite_one(run_fakes: Run) -> None:
+def test_services_start_in_order_and_end_in_reverse(run_fakes: RunFakes) -> None:
     pids: list[tuple[int, str]] = []
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         pids.extend((fakes.pid(name), start_mark(fakes.pid(name))) for name in ("worker", "server"))
         assert fakes.seen.index(("worker", READY)) < fakes.seen.index(("server", STARTING))
@@ -151,25 +151,25 @@ def test_started_in_order_and_ended_in_the_opposite_one(run_fakes: Run) -> None:
     assert (fakes.folder / "worker.log").read_text() == "worker listens\n"
 
 
-def test_a_killed_one_is_started_again_and_the_others_stay(run_fakes: Run) -> None:
-    async def test(fakes: Fakes) -> None:
+def test_a_killed_service_restarts_and_others_keep_running(run_fakes: RunFakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         server, worker = fakes.pid("server"), fakes.pid("worker")
         os.kill(worker, signal.SIGKILL)
         await fakes.until(lambda: fakes.phase("worker") == PAUSED)
-        assert "was ended by SIGKILL; again in" in fakes.supervisor.standings["worker"].state.message
+        assert "was ended by SIGKILL; restart in" in fakes.supervisor.statuses["worker"].state.message
         await fakes.until(lambda: fakes.supervisor.ready)
         assert fakes.pid("worker") not in (0, worker) and fakes.pid("server") == server
-        assert fakes.supervisor.standings["worker"].state.restarts == 1
+        assert fakes.supervisor.statuses["worker"].state.restarts == 1
 
     run_fakes(worker_and_server, test)
 
 
-def test_one_that_follows_is_started_again_after_what_it_needs(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", needs=("worker",), follows=True)]
+def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
+        return [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         server = fakes.pid("server")
         os.kill(fakes.pid("worker"), signal.SIGKILL)
@@ -180,29 +180,29 @@ def test_one_that_follows_is_started_again_after_what_it_needs(run_fakes: Run) -
     run_fakes(make, test)
 
 
-def test_a_worker_is_killed_on_demand_and_nothing_else_is(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         worker, server = fakes.pid("worker"), fakes.pid("server")
-        for name in ("server", "nobody", str(os.getpid())):
+        for name in ("server", "unknown", str(os.getpid())):
             fakes.supervisor.kill(name)
         fakes.supervisor.kill("worker")
         await fakes.until(lambda: fakes.pid("worker") not in (0, worker) and fakes.supervisor.ready)
-        states = {name: one.state for name, one in fakes.supervisor.standings.items()}
+        states = {name: one.state for name, one in fakes.supervisor.statuses.items()}
         assert (states["worker"].restarts, states["server"].restarts, fakes.pid("server")) == (1, 0, server)
 
     run_fakes(make, test)
 
 
-def test_a_crash_loop_has_a_name(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_a_crash_loop_is_reported(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker")]
 
-    async def test(fakes: Fakes) -> None:
-        state = fakes.supervisor.standings["worker"].state
+    async def test(fakes: FakeServices) -> None:
+        state = fakes.supervisor.statuses["worker"].state
         for crashes in range(1, QUICK.crashes + 1):
             await fakes.until(lambda: fakes.supervisor.ready)
             fakes.changed.clear()
@@ -210,55 +210,55 @@ def test_a_crash_loop_has_a_name(run_fakes: Run) -> None:
             await fakes.until(lambda crashes=crashes: state.restarts == crashes)
             assert state.phase == (LOOPING if crashes == QUICK.crashes else PAUSED)
             assert "ended with exit code 3" in state.message and "error: it was too much" in state.message
-        await fakes.until(lambda: fakes.supervisor.ready)  # it is tried all the same
+        await fakes.until(lambda: fakes.supervisor.ready)  # it is still restarted
 
     run_fakes(make, test)
 
 
-def test_one_that_never_works_ends_all(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_a_service_that_cannot_start_ends_the_cluster(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: False)
 
-    with pytest.raises(StartFailed, match=r"server ended with exit code 3 before .*server\.log says:\nerror: nothing"):
+    with pytest.raises(StartFailed, match=r"server ended with exit code 3 before .*server\.log:\nerror: nothing"):
         run_fakes(make, test)
 
 
-def test_one_that_is_always_killed_before_it_works_ends_all(run_fakes: Run) -> None:
-    """A signal may be another program's doing: it is tried again, but not for ever."""
+def test_a_service_that_is_always_killed_at_start_ends_the_cluster(run_fakes: RunFakes) -> None:
+    """Another program may have sent the signal, so a start is retried a few times."""
 
-    def make(fakes: Fakes) -> list[Service]:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker", "killed")]
 
-    async def test(fakes: Fakes) -> None:
-        await fakes.until(lambda: fakes.supervisor.standings["worker"].state.restarts > QUICK.crashes)
+    async def test(fakes: FakeServices) -> None:
+        await fakes.until(lambda: fakes.supervisor.statuses["worker"].state.restarts > QUICK.crashes)
 
     with pytest.raises(StartFailed, match="worker was ended by SIGKILL before it was ready"):
         run_fakes(make, test)
 
 
-def test_a_program_that_is_not_there(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_a_missing_program_is_reported(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [
             Service(name="worker", role=ServiceRole.WORKER, host="127.0.0.1", port=1, command=("/no/such/program",))
         ]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: False)
 
     with pytest.raises(StartFailed, match="cannot start /no/such/program"):
         run_fakes(make, test)
 
 
-def test_a_stubborn_one_is_killed_in_the_end(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_a_service_that_ignores_sigterm_is_killed(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker", "stubborn")]
 
     pids: list[tuple[int, str]] = []
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         pids.append((fakes.pid("worker"), start_mark(fakes.pid("worker"))))
 
@@ -266,11 +266,11 @@ def test_a_stubborn_one_is_killed_in_the_end(run_fakes: Run) -> None:
     assert not is_same(*pids[0])
 
 
-def test_a_second_stop_waits_for_nobody(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_a_second_stop_kills_at_once(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("worker", "stubborn")]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         fakes.supervisor.stop()
         await asyncio.sleep(0)
@@ -279,21 +279,21 @@ def test_a_second_stop_waits_for_nobody(run_fakes: Run) -> None:
     run_fakes(make, test, stop_timeout=3600.0)
 
 
-def test_stopped_while_one_loads(run_fakes: Run) -> None:
-    def make(fakes: Fakes) -> list[Service]:
+def test_stop_while_a_server_loads(run_fakes: RunFakes) -> None:
+    def make(fakes: FakeServices) -> list[Service]:
         return [fakes.service("server", "loading")]
 
-    async def test(fakes: Fakes) -> None:
-        await fakes.until(lambda: fakes.supervisor.standings["server"].state.message == "Loading model")
+    async def test(fakes: FakeServices) -> None:
+        await fakes.until(lambda: fakes.supervisor.statuses["server"].state.message == "Loading model")
         assert fakes.phase("server") == STARTING and not fakes.supervisor.ready
 
     assert run_fakes(make, test).phase("server") == ENDED
 
 
-def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
-    async def test(fakes: Fakes) -> None:
+def test_a_drained_server_is_not_restarted(run_fakes: RunFakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
-        fakes.supervisor.drain("no such one")
+        fakes.supervisor.drain("unknown")
         fakes.supervisor.drain("server")
         await fakes.until(lambda: fakes.phase("server") == DRAINED)
         assert fakes.phase("worker") == READY and fakes.supervisor.ready
@@ -302,12 +302,12 @@ def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
     run_fakes(worker_and_server, test)
 
 
-def test_a_drained_server_is_started_again(run_fakes: Run) -> None:
-    """Also if it is asked for while it is drained; a service that is no drained server is left as it is."""
+def test_resume_restarts_a_drained_server(run_fakes: RunFakes) -> None:
+    """Also while it is still draining. Other services are left alone."""
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
-        for name in ("no such one", "worker", "server"):
+        for name in ("unknown", "worker", "server"):
             fakes.supervisor.resume(name)
         for at_once in (False, True):
             fakes.supervisor.drain("server")
@@ -321,23 +321,23 @@ def test_a_drained_server_is_started_again(run_fakes: Run) -> None:
     run_fakes(worker_and_server, test)
 
 
-def test_a_drained_server_that_does_not_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state has the reason; what else runs goes on. The gateway is asked to take it back before."""
-    asked: list[tuple[str, Any]] = []
+def test_resume_reports_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state has the reason and other services keep running. The gateway adds the server again before the start."""
+    requests: list[tuple[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.headers["authorization"], json.loads(request.content)))
+        requests.append((request.headers["authorization"], json.loads(request.content)))
         return httpx.Response(200, json={})
 
-    async def keep(one: Standing) -> None:
+    async def fail(status: ServiceStatus) -> None:
         raise StartFailed("server ended with exit code 1")
 
     async def test() -> None:
         gateway = replace(SERVER, name="gateway", role=ServiceRole.GATEWAY, environment={ADMIN_KEY: "k"})
         supervisor = Supervisor([SERVER, gateway], QUICK, GUARD, tmp_path, lambda one: None)
-        one = supervisor.standings["server"]
+        one = supervisor.statuses["server"]
         one.drained, one.state.phase = True, DRAINED
-        monkeypatch.setattr(supervisor, "_keep", keep)
+        monkeypatch.setattr(supervisor, "_supervise", fail)
         supervisor.resume("server")
         while supervisor._tasks:
             await asyncio.gather(*supervisor._tasks)
@@ -347,14 +347,14 @@ def test_a_drained_server_that_does_not_start_again(tmp_path: Path, monkeypatch:
     transport, real = httpx.MockTransport(answer), httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **given: real(**{**given, "transport": transport}))
     asyncio.run(test())
-    ((key, body),) = asked
+    ((key, body),) = requests
     assert key == "Bearer k" and body["replica"] == SERVER.address and body["drain"] is False
 
 
-def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, Standing]:
-    """A supervisor that runs nothing, and its only service."""
+def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, ServiceStatus]:
+    """Return a supervisor that is not running, and its only service."""
     supervisor = Supervisor([service], restart, GUARD, folder, lambda one: None)
-    return supervisor, supervisor.standings[service.name]
+    return supervisor, supervisor.statuses[service.name]
 
 
 SERVER = Service(
@@ -367,10 +367,7 @@ SERVER = Service(
 )
 
 
-def test_one_that_was_ready_for_long_is_started_again_as_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither its pauses nor its crashes are counted on from before."""
+def test_pauses_and_crash_count_start_over_after_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lives = iter([1.0, 1.0, 1.0, 60.0, 1.0, 59.0, None])
     pauses: list[float] = []
     phases: list[str] = []
@@ -379,7 +376,7 @@ def test_one_that_was_ready_for_long_is_started_again_as_at_first(
         restart = RestartConfig(first=1.0, longest=8.0, settled=60.0, crashes=4)
         supervisor, one = supervisor_of(SERVER, tmp_path, restart)
 
-        async def life(one: Standing) -> tuple[float | None, int]:
+        async def fake_run(one: ServiceStatus) -> tuple[float | None, int]:
             ready_for = next(lives)
             one.drained = ready_for is None
             return ready_for, 1
@@ -388,9 +385,9 @@ def test_one_that_was_ready_for_long_is_started_again_as_at_first(
             pauses.append(seconds)
             phases.append(one.state.phase)
 
-        monkeypatch.setattr(supervisor, "_life", life)
+        monkeypatch.setattr(supervisor, "_run_process", fake_run)
         monkeypatch.setattr(asyncio, "sleep", sleep)
-        await supervisor._keep(one)
+        await supervisor._supervise(one)
 
     asyncio.run(test())
     expected = [1.0, 2.0, 4.0, 1.0, 2.0, 4.0]
@@ -399,7 +396,7 @@ def test_one_that_was_ready_for_long_is_started_again_as_at_first(
 
 
 @pytest.mark.parametrize(("status", "why"), [(200, ""), (404, ""), (503, "503 no room"), (500, "500 no room")])
-def test_a_worker_is_let_go_by_a_server_that_moved_its_layers_or_has_none_there(
+def test_a_worker_is_released_if_the_server_moved_its_layers_or_had_none_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, why: str
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -417,10 +414,10 @@ def test_a_worker_is_let_go_by_a_server_that_moved_its_layers_or_has_none_there(
     assert bool(found) == bool(why) and found.endswith(why)
 
 
-def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[Fakes], list[Service]]:
-    """worker1 behind tap1, worker2, and a server that is started with the addresses of both."""
+def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[FakeServices], list[Service]]:
+    """Return a function that makes worker1 behind tap1, worker2, and a server with both addresses."""
 
-    def make(fakes: Fakes) -> list[Service]:
+    def make(fakes: FakeServices) -> list[Service]:
         tap = fakes.service("tap", name="tap1", needs=("worker1",))
         workers = [fakes.service("worker", name=f"worker{number}") for number in (1, 2)]
         flags = ("--rpc", f"{tap.address},{workers[1].address}", "--tensor-split", "3,2,1", *options)
@@ -430,14 +427,14 @@ def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["worker1", "tap1"])
-def test_a_drained_worker_ends_with_its_tap_once_its_layers_are_elsewhere(run_fakes: Run, asked: str) -> None:
-    async def test(fakes: Fakes) -> None:
+@pytest.mark.parametrize("drained", ["worker1", "tap1"])
+def test_a_drained_worker_ends_with_its_tap_after_its_layers_moved(run_fakes: RunFakes, drained: str) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
-        services = {name: one.service for name, one in fakes.supervisor.standings.items()}
+        services = {name: one.service for name, one in fakes.supervisor.statuses.items()}
         server = fakes.pid("server")
-        fakes.supervisor.drain(asked)
-        assert fakes.phase(asked) == DRAINING and fakes.supervisor.ready
+        fakes.supervisor.drain(drained)
+        assert fakes.phase(drained) == DRAINING and fakes.supervisor.ready
         await fakes.until(lambda: fakes.phase("worker1") == fakes.phase("tap1") == DRAINED)
         after = [line for line in fakes.events() if not line.endswith("began")]
         name = f"server{services['server'].port}"
@@ -447,14 +444,14 @@ def test_a_drained_worker_ends_with_its_tap_once_its_layers_are_elsewhere(run_fa
             f"worker{services['worker1'].port} ended",
         ]
         assert fakes.pid("server") == server and fakes.phase("worker2") == READY
-        os.kill(server, signal.SIGKILL)  # the next one is started without it
+        os.kill(server, signal.SIGKILL)  # it restarts without the drained worker
         await fakes.until(lambda: fakes.pid("server") not in (0, server) and fakes.supervisor.ready)
         words = Path(f"/proc/{fakes.pid('server')}/cmdline").read_text().split("\0")
         assert words[words.index("--rpc") + 1] == services["worker2"].address
         assert words[words.index("--tensor-split") + 1] == "2,1"
         fakes.supervisor.drain("worker2")
         await fakes.until(lambda: fakes.phase("worker2") == DRAINED)
-        alone = fakes.supervisor.standings["server"].service
+        alone = fakes.supervisor.statuses["server"].service
         assert alone.command[-2:] == ("server", str(alone.port)) and alone.needs == ()
 
     run_fakes(workers_and_a_tap(), test)
@@ -463,17 +460,17 @@ def test_a_drained_worker_ends_with_its_tap_once_its_layers_are_elsewhere(run_fa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "token", "why"),
-    [(("full",), "secret", "503 the others have no room"), ((), None, "llama-server cannot do without a worker")],
+    [(("full",), "secret", "503 the others have no room"), ((), None, "llama-server cannot release a worker")],
 )
-def test_a_worker_whose_layers_cannot_move_stays(
-    run_fakes: Run, options: tuple[str, ...], token: str | None, why: str
+def test_a_worker_is_not_drained_if_its_layers_cannot_move(
+    run_fakes: RunFakes, options: tuple[str, ...], token: str | None, why: str
 ) -> None:
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
-        pids = {name: fakes.pid(name) for name in fakes.supervisor.standings}
+        pids = {name: fakes.pid(name) for name in fakes.supervisor.statuses}
         fakes.supervisor.drain("worker1")
         await fakes.until(lambda: fakes.phase("worker1") == fakes.phase("tap1") == READY)
-        message = fakes.supervisor.standings["worker1"].state.message
+        message = fakes.supervisor.statuses["worker1"].state.message
         assert message.startswith("not drained: ") and why in message
         assert {name: fakes.pid(name) for name in pids} == pids and fakes.supervisor.ready
 
@@ -481,8 +478,8 @@ def test_a_worker_whose_layers_cannot_move_stays(
 
 
 @pytest.mark.slow
-def test_a_worker_of_a_server_that_is_drained_just_ends(run_fakes: Run) -> None:
-    async def test(fakes: Fakes) -> None:
+def test_a_worker_of_a_drained_server_ends_at_once(run_fakes: RunFakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         fakes.supervisor.drain("server")
         await fakes.until(lambda: fakes.phase("server") == DRAINED)
@@ -493,21 +490,21 @@ def test_a_worker_of_a_server_that_is_drained_just_ends(run_fakes: Run) -> None:
     run_fakes(workers_and_a_tap(), test)
 
 
-def test_one_elsewhere_is_waited_for(run_fakes: Run) -> None:
-    elsewhere: list[Service] = []
+def test_a_worker_on_another_machine_is_waited_for(run_fakes: RunFakes) -> None:
+    remote: list[Service] = []
 
-    def make(fakes: Fakes) -> list[Service]:
+    def make(fakes: FakeServices) -> list[Service]:
         there = fakes.service("worker")
-        elsewhere.append(there)
+        remote.append(there)
         return [
             Service(name="worker", role=ServiceRole.WORKER, host="127.0.0.1", port=there.port),
             fakes.service("server", needs=("worker",)),
         ]
 
-    async def test(fakes: Fakes) -> None:
-        await fakes.until(lambda: "cannot connect" in fakes.supervisor.standings["worker"].state.message)
+    async def test(fakes: FakeServices) -> None:
+        await fakes.until(lambda: "cannot connect" in fakes.supervisor.statuses["worker"].state.message)
         assert fakes.phase("server") == WAITING
-        process = await asyncio.create_subprocess_exec(*elsewhere[0].command)
+        process = await asyncio.create_subprocess_exec(*remote[0].command)
         try:
             await fakes.until(lambda: fakes.supervisor.ready)
         finally:
@@ -518,28 +515,27 @@ def test_one_elsewhere_is_waited_for(run_fakes: Run) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "server"])
-def test_what_answers_wrongly_is_not_ready(run_fakes: Run, role: str) -> None:
-    """A listening socket is no worker, and no server."""
+def test_a_wrong_program_on_the_port_is_not_ready(run_fakes: RunFakes, role: str) -> None:
 
-    def make(fakes: Fakes) -> list[Service]:
+    def make(fakes: FakeServices) -> list[Service]:
         other = "server" if role == "worker" else "worker"
         fake = fakes.service(other)
         return [Service(name=role, role=ServiceRole(role), host="127.0.0.1", port=fake.port, command=fake.command)]
 
-    async def test(fakes: Fakes) -> None:
+    async def test(fakes: FakeServices) -> None:
         await fakes.until(
-            lambda: fakes.supervisor.standings[role].state.message not in ("", "not asked yet") and fakes.events()
+            lambda: fakes.supervisor.statuses[role].state.message not in ("", "not asked yet") and fakes.events()
         )
-        await fakes.until(lambda: "cannot connect" not in fakes.supervisor.standings[role].state.message)
+        await fakes.until(lambda: "cannot connect" not in fakes.supervisor.statuses[role].state.message)
         assert fakes.phase(role) == STARTING
 
     run_fakes(make, test)
 
 
-class Elsewhere:
-    """Nodes that start a service's process at another port each time."""
+class MovingNodes:
+    """Nodes that start a service at another port each time."""
 
-    def __init__(self, fakes: Fakes) -> None:
+    def __init__(self, fakes: FakeServices) -> None:
         self._fakes = fakes
         self.commands: list[tuple[str, list[str]]] = []
         self.away = asyncio.Event()
@@ -547,92 +543,92 @@ class Elsewhere:
         self._guard = Watchdog(GUARD)
 
     async def start(
-        self, service: Service, words: Sequence[str], *, said: Any, ended: Any, waiting: Callable[[str], None]
+        self, service: Service, arguments: Sequence[str], *, on_line: Any, on_exit: Any, on_wait: Callable[[str], None]
     ) -> tuple[Service, GuardedProcess]:
-        waiting("no room")
+        on_wait("no room")
         await self.away.wait()
-        self.commands.append((service.name, [*words]))
+        self.commands.append((service.name, [*arguments]))
         placed = replace(service, host="127.0.0.1", port=free_port())
         command = [sys.executable, "-S", FAKE, str(service.role), str(placed.port)]
-        return placed, GuardedProcess(command, os.environ, self._guard, said=said, ended=ended)
+        return placed, GuardedProcess(command, os.environ, self._guard, said=on_line, ended=on_exit)
 
 
 @pytest.mark.slow
-def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, str | None, str]] = []
+def test_new_addresses_are_sent_to_dependent_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str | None, str]] = []
     refused = [True]
-    fakes = Fakes(tmp_path)
+    fakes = FakeServices(tmp_path)
     monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
 
-    async def tell(service: Service, before: str | None, now: str) -> bool:
-        told.append((service.name, before, now))
+    async def fake_send(service: Service, before: str | None, now: str) -> bool:
+        sent.append((service.name, before, now))
         fakes.changed.set()
         return not (refused and refused.pop())
 
-    monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
-    monkeypatch.setattr("llamado.cluster.supervisor._TELL_PAUSE", 0.01)
+    monkeypatch.setattr("llamado.cluster.supervisor.send_address", fake_send)
+    monkeypatch.setattr("llamado.cluster.supervisor._ADDRESS_PAUSE", 0.01)
 
     async def main() -> None:
-        nodes = Elsewhere(fakes)
+        nodes = MovingNodes(fakes)
 
-        def placed(name: str, role: str, *words: str | Addresses, needs: tuple[str, ...] = ()) -> Service:
+        def placed(name: str, role: str, *words: str | AddressFlag, needs: tuple[str, ...] = ()) -> Service:
             return Service(name=name, role=ServiceRole(role), host="", port=0, command=words, needs=needs,
-                           reserves=Reservation(1), goes_without=True)  # fmt: skip
+                           reservation=Reservation(1), needs_once=True)  # fmt: skip
 
         services = [
             placed("a", "worker", "worker"),
             placed("b", "worker", "worker"),
-            placed("s", "server", "serve", Addresses("--rpc", ("a", "b")), needs=("a", "b")),
+            placed("s", "server", "serve", AddressFlag("--rpc", ("a", "b")), needs=("a", "b")),
         ]
-        fakes.supervisor = Supervisor(services, QUICK, GUARD, tmp_path, fakes.note, nodes)
+        fakes.supervisor = Supervisor(services, QUICK, GUARD, tmp_path, fakes.record_change, nodes)
         running = asyncio.create_task(fakes.supervisor.run())
         await fakes.until(lambda: fakes.phase("s") == READY)
-        standings = fakes.supervisor.standings
-        first = {name: one.state.address for name, one in standings.items()}
-        assert nodes.commands[-1] == ("s", ["serve", "--rpc", f"{first['a']},{first['b']}"]) and not told
+        statuses = fakes.supervisor.statuses
+        first = {name: one.state.address for name, one in statuses.items()}
+        assert nodes.commands[-1] == ("s", ["serve", "--rpc", f"{first['a']},{first['b']}"]) and not sent
 
         os.kill(fakes.pid("a"), signal.SIGKILL)
-        await fakes.until(lambda: fakes.phase("a") == READY and standings["a"].state.address != first["a"])
-        now = standings["a"].state.address
-        await fakes.until(lambda: len(told) == 2)
-        assert told == [("s", first["a"], now)] * 2, "until it is taken in, and once then"
+        await fakes.until(lambda: fakes.phase("a") == READY and statuses["a"].state.address != first["a"])
+        now = statuses["a"].state.address
+        await fakes.until(lambda: len(sent) == 2)
+        assert sent == [("s", first["a"], now)] * 2, "repeated until it is accepted"
 
-        nodes.away.clear()  # there is no room for a worker that ends now
+        nodes.away.clear()  # no node for a worker that ends now
         os.kill(fakes.pid("b"), signal.SIGKILL)
-        await fakes.until(lambda: standings["b"].state.message == "no room")
-        del told[:]
+        await fakes.until(lambda: statuses["b"].state.message == "no room")
+        del sent[:]
         os.kill(fakes.pid("s"), signal.SIGKILL)
-        await fakes.until(lambda: standings["s"].state.message == "no room")
+        await fakes.until(lambda: statuses["s"].state.message == "no room")
         nodes.away.set()
         await fakes.until(lambda: fakes.phase("s") == READY and fakes.phase("b") == READY)
         started = [words for name, words in nodes.commands if name == "s"]
-        assert started[1] == ["serve", "--rpc", now], "without the one that is away"
-        await fakes.until(lambda: ("s", None, standings["b"].state.address) in told)
+        assert started[1] == ["serve", "--rpc", now], "without the missing worker"
+        await fakes.until(lambda: ("s", None, statuses["b"].state.address) in sent)
 
-        refused[:] = [True] * 1000  # it does not go on with the new one: it is started again, and has it
-        monkeypatch.setattr("llamado.cluster.supervisor._TELL", 0.05)
+        refused[:] = [True] * 1000  # a server that keeps refusing a new address is restarted with it
+        monkeypatch.setattr("llamado.cluster.supervisor._ADDRESS_SECONDS", 0.05)
         pid = fakes.pid("s")
         os.kill(fakes.pid("a"), signal.SIGKILL)
         await fakes.until(lambda: fakes.pid("s") not in (0, pid) and fakes.phase("s") == READY)
-        assert standings["a"].state.address in nodes.commands[-1][1][2]
+        assert statuses["a"].state.address in nodes.commands[-1][1][2]
         fakes.supervisor.stop()
         await running
 
     asyncio.run(main())
 
 
-def test_a_server_gets_the_addresses_that_changed_while_it_waited_for_a_place(
+def test_a_server_gets_addresses_that_changed_while_it_waited_for_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[str, str | None, str]] = []
 
-    async def tell(service: Service, before: str | None, now: str) -> bool:
+    async def fake_send(service: Service, before: str | None, now: str) -> bool:
         sent.append((service.name, before, now))
         return True
 
-    monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
+    monkeypatch.setattr("llamado.cluster.supervisor.send_address", fake_send)
 
-    class Started:
+    class FakeProcess:
         pid = 1
         last_lines: Sequence[str] = ()
 
@@ -643,31 +639,33 @@ def test_a_server_gets_the_addresses_that_changed_while_it_waited_for_a_place(
         return Service(name=name, role=ServiceRole.WORKER, host="127.0.0.1", port=port)
 
     async def main() -> None:
-        class Place:
-            """One place, which becomes free after worker `b` moved and `c` became ready."""
+        class BusyNode:
+            """A node that has room only after worker `b` moved and `c` became ready."""
 
-            async def start(self, service: Service, words: Sequence[str], **callbacks: Any) -> tuple[Service, Started]:
-                assert words == ["serve", "--rpc", "127.0.0.1:1,127.0.0.1:2"]
-                standings["b"].service = replace(standings["b"].service, port=4)
-                standings["c"].ready.set()
-                finish.append(callbacks["ended"])
-                return replace(service, host="127.0.0.1", port=9), Started()
+            async def start(
+                self, service: Service, arguments: Sequence[str], **callbacks: Any
+            ) -> tuple[Service, FakeProcess]:
+                assert arguments == ["serve", "--rpc", "127.0.0.1:1,127.0.0.1:2"]
+                statuses["b"].service = replace(statuses["b"].service, port=4)
+                statuses["c"].ready.set()
+                finish.append(callbacks["on_exit"])
+                return replace(service, host="127.0.0.1", port=9), FakeProcess()
 
         finish: list[Callable[[int], None]] = []
         server = Service(
-            name="s", role=ServiceRole.SERVER, host="", port=0, reserves=Reservation(1),
-            command=("serve", Addresses("--rpc", ("a", "b", "c"))),
+            name="s", role=ServiceRole.SERVER, host="", port=0, reservation=Reservation(1),
+            command=("serve", AddressFlag("--rpc", ("a", "b", "c"))),
         )  # fmt: skip
         services = [worker("a", 1), worker("b", 2), worker("c", 3), server]
-        supervisor = Supervisor(services, QUICK, GUARD, tmp_path, lambda one: None, Place())
-        standings = supervisor.standings
-        standings["a"].ready.set()
-        standings["b"].ready.set()
-        life = asyncio.create_task(supervisor._life(standings["s"]))
+        supervisor = Supervisor(services, QUICK, GUARD, tmp_path, lambda one: None, BusyNode())
+        statuses = supervisor.statuses
+        statuses["a"].ready.set()
+        statuses["b"].ready.set()
+        fake_run = asyncio.create_task(supervisor._run_process(statuses["s"]))
         await until_async(lambda: bool(finish))
         await until_async(lambda: len(sent) >= 2)
         finish[0](0)
-        await life
+        await fake_run
         assert set(sent) == {("s", None, "127.0.0.1:3"), ("s", "127.0.0.1:2", "127.0.0.1:4")}
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""`llamado up` with real workers and a real server: from nothing to an answer, and what ends when."""
+"""`llamado up` with real workers and a real server: start, answers, kills, drains and the end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trustme
+from cluster_events import after_message
 from tiny_models import make_llama
 from up_process import BODY, Up, answer
 from waiting import GUARD, until
@@ -33,7 +35,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 @pytest.mark.slow
-def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
+def test_every_service_can_be_killed_in_turn(up: Up) -> None:
     process = up.start("--nodes", "3", "--latency", "1", "--", "-c", "256")
     state = up.ready()
     names = [service["name"] for service in state["services"]]
@@ -53,7 +55,7 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
     assert "tap1    | " in up.command("logs").stdout
     assert "all slots are idle" in up.command("logs", "server").stdout
     assert up.command("drain", "server").stdout == "server is drained\n"
-    assert up.command("down").stdout == "default has ended\n"
+    assert up.command("down").stdout == "default has stopped\n"
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
     assert not up.left()
     assert "no cluster" in up.command("down").stderr
@@ -61,7 +63,7 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
 
 @pytest.mark.full
 def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
-    """Whoever looks sees both, and only workers of this cluster can be killed."""
+    """The event stream shows both, and only workers of this cluster can be killed."""
     stranger = subprocess.Popen(["sleep", "600"])
     up.processes.append(stranger)  # type: ignore[arg-type]
     up.start("--nodes", "3", "--latency", "1", "--", "-c", "256", "--lab", "--rpc-failover", "1")
@@ -72,12 +74,13 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     for link in links:  # the first is behind a tap of the cluster's own
         before = {service["name"]: service["pid"] for service in up.ready()["services"]}
         seen: list[str] = []
-        with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as told:
-            for line in told.iter_lines():
+        view: Any = None
+        with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as response:
+            for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
-                devices = json.loads(line[6:])["devices"]
-                state = next(one["state"] for one in devices if one.get("endpoint") == link["endpoint"])
+                view = after_message(view, json.loads(line[6:]))
+                state = next(one["state"] for one in view["devices"] if one.get("endpoint") == link["endpoint"])
                 if not seen:
                     killed = httpx.post(f"{url}/lab/kill", json={"endpoint": link["endpoint"]}, timeout=GUARD)
                     assert killed.status_code == 200, killed.text
@@ -94,7 +97,7 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     assert httpx.post(f"{url}/lab/start", json={"endpoint": links[0]["endpoint"]}).status_code == 400
     assert stranger.poll() is None
     assert all(service["restarts"] == int(service["role"] == "worker") for service in up.ready()["services"])
-    # A worker that is drained is known to the server by its link: layers are moved, not lost.
+    # The server finds a drained worker by its link, so layers are moved, not lost.
     assert up.command("drain", "worker2").stdout == "worker2 is drained\n"
     devices = {one.get("endpoint"): one for one in httpx.get(f"{url}/cluster").json()["devices"]}
     assert links[1]["endpoint"] not in devices and devices[links[0]["endpoint"]]["state"] == "ready"
@@ -102,9 +105,9 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
 
 
 @pytest.mark.full
-def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> None:
+def test_a_worker_is_drained_during_requests_over_https_with_a_prefix(up: Up) -> None:
     authority = trustme.CA()
-    issued = authority.issue_cert("elsewhere.example")  # no name of this machine's
+    issued = authority.issue_cert("elsewhere.example")  # not a name of this machine
     certificate, key = up.folder / "cert.pem", up.folder / "key.pem"
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())
@@ -116,8 +119,8 @@ def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> 
 
     def text(started: threading.Event) -> str:
         found = ""
-        with httpx.stream("POST", f"{url}/completion", json=body, verify=False, timeout=GUARD) as told:
-            for line in told.iter_lines():
+        with httpx.stream("POST", f"{url}/completion", json=body, verify=False, timeout=GUARD) as response:
+            for line in response.iter_lines():
                 if line.startswith("data: {"):
                     found += json.loads(line[6:])["content"]
                     started.set()
@@ -141,7 +144,7 @@ def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> 
 
 
 @pytest.mark.full
-def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
+def test_a_gateway_serves_while_a_replica_is_killed(up: Up) -> None:
     file = up.folder / "cluster.yaml"
     file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 3600, longest: 3600}\n")
     up.start(str(file))
@@ -156,10 +159,10 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     shown = up.command("ps").stdout
     assert "│ server1   │ restarting │" in shown
     with httpx.Client(base_url=state["url"], timeout=GUARD) as http:
-        for _ in range(4):  # one of two replicas is away, and no request is refused
-            told = http.post("/completion", json=BODY)
-            assert told.status_code == 200 and told.json()["content"].encode() == expected
-            assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
+        for _ in range(4):  # no request fails while one replica is away
+            response = http.post("/completion", json=BODY)
+            assert response.status_code == 200 and response.json()["content"].encode() == expected
+            assert response.headers["x-llamado-replica"] == state["services"][3]["address"]
     assert up.command("drain", "server1").stdout == "server1 is drained\n"
     assert answer(state["url"]) == expected
     assert "not drained" in up.command("drain", "server2", "--undo").stderr
@@ -169,7 +172,7 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
 
 
 @pytest.mark.full
-def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
+def test_no_process_survives_a_killed_cluster(up: Up) -> None:
     process = up.start("--nodes", "2", "--", "-c", "256")
     services = up.ready()["services"]
     process.kill()
@@ -183,30 +186,30 @@ def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
 
 
 @pytest.mark.full
-def test_nothing_is_left_when_its_watchdog_is_killed_as_well(up: Up) -> None:
-    """The next one ends what there is; and numbers of processes that mean others now are left alone."""
+def test_leftovers_of_a_killed_watchdog_are_ended(up: Up) -> None:
+    """`llamado down` ends them. A reused process id is left alone."""
     process = up.start("--nodes", "2", "--", "-c", "256")
     services = up.ready()["services"]
     guards = [pid for pid in up.left() if b"watchdog.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(guards) == 1
-    process.send_signal(signal.SIGSTOP)  # or it would start another
+    process.send_signal(signal.SIGSTOP)  # otherwise it would start another one
     os.kill(guards[0], signal.SIGKILL)
     process.kill()
     process.wait()
     assert all(is_same(service["pid"], service["mark"]) for service in services)
     path = up.folder / "run" / "llamado" / "default" / "state.json"
-    told = json.loads(path.read_text())
+    state = json.loads(path.read_text())
     with subprocess.Popen(["sleep", "600"]) as other:
-        told["services"].append({**told["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
-        path.write_text(json.dumps(told))
-        assert "was killed; nothing of it is left" in up.command("down").stdout
+        state["services"].append({**state["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
+        path.write_text(json.dumps(state))
+        assert "was killed; its remaining processes were stopped" in up.command("down").stdout
         assert not any(is_same(service["pid"], service["mark"]) for service in services)
         assert other.poll() is None
         other.kill()
 
 
 @pytest.mark.full
-def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
+def test_detach_and_a_taken_name(up: Up) -> None:
     file = up.folder / "cluster.yaml"
     file.write_text(f"name: mine\nmodel: {up.model}\nport: 0\nworkers: 1\nserver: {{ctx-size: 256}}\n")
     done = up.command("up", str(file), "--detach")
@@ -214,11 +217,11 @@ def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
     assert answer(done.stdout.split()[1])
     again = up.command("up", str(file))
     assert again.returncode == 1 and "a cluster named 'mine' runs already" in again.stderr
-    assert up.command("down", "mine").stdout == "mine has ended\n"
+    assert up.command("down", "mine").stdout == "mine has stopped\n"
 
 
 @pytest.mark.full
-def test_a_model_that_is_none(up: Up) -> None:
+def test_an_invalid_model_is_refused(up: Up) -> None:
     up.model.write_bytes(b"nothing")
     for more in ([], ["--detach"]):
         done = up.command("up", "-m", str(up.model), "--port", "0", *more)

@@ -1,4 +1,4 @@
-"""`llamado up` as a process, for tests that kill it or what it started."""
+"""`llamado up` as a process, for tests that kill it or its services."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore
 
 
 class Up:
-    """`llamado up` in a folder of its own, and the other commands beside it."""
+    """`llamado up` and related commands, with their state in a temporary folder."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
@@ -41,7 +41,7 @@ class Up:
         return process
 
     def state(self) -> dict[str, Any]:
-        """Return what `llamado ps --json` shows of the cluster, {} if there is none; starts no process."""
+        """Return the cluster as in `llamado ps --json`, {} if there is none. Starts no process."""
         with mock.patch.dict(os.environ, self.environment):
             clusters = all_clusters()
         found: dict[str, Any] = orjson.loads(orjson.dumps(asdict(clusters[0]))) if clusters else {}
@@ -57,14 +57,14 @@ class Up:
         return found
 
     def left(self) -> set[int]:
-        """Processes that anything here started."""
+        """Return the running processes that were started here, directly or indirectly."""
         return marked(str(self.folder), "UP_TEST")
 
 
 def answer(url: str) -> bytes:
-    """What is generated; asked again while nobody is there who could have begun."""
+    """Return the generated text. Retries while the server cannot be reached or is not ready."""
 
-    def asked() -> bytes | None:
+    def request() -> bytes | None:
         try:
             response = httpx.post(f"{url}/completion", json=BODY, timeout=GUARD)
         except httpx.TransportError:
@@ -72,5 +72,5 @@ def answer(url: str) -> bytes:
         found: bytes | None = response.json()["content"].encode() if response.status_code == 200 else None
         return found
 
-    found: bytes = until(asked)
+    found: bytes = until(request)
     return found

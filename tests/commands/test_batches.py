@@ -10,7 +10,7 @@ from test_measures import Counting
 from tiny_models import make_llama
 
 from llamado.commands import cli
-from llamado.commands.bench.batches import Batched, SequencesAtOnce
+from llamado.commands.bench.batches import BatchResult, ConcurrentSequences
 from llamado.flags import FlagError
 
 
@@ -28,7 +28,7 @@ def test_prompts_lie_one_behind_the_other_and_steps_have_a_token_of_each() -> No
         def result(self) -> None: ...
 
     forward = Spans()  # batches of 7 tokens
-    sequences = SequencesAtOnce(forward, 3, 12)
+    sequences = ConcurrentSequences(forward, 3, 12)
     sequences.read_prompts(10)
     assert spans == [[(0, 7)], [(7, 3), (0, 4)], [(4, 6), (0, 1)], [(1, 7)], [(8, 2)]]
     assert [outputs for *_, outputs in forward.calls] == [[], [], [], [], [1]]
@@ -43,7 +43,7 @@ def test_prompts_lie_one_behind_the_other_and_steps_have_a_token_of_each() -> No
 
 def test_more_sequences_than_a_batch_takes_go_one_batch_after_another() -> None:
     forward = Counting()
-    sequences = SequencesAtOnce(forward, 3, 4)
+    sequences = ConcurrentSequences(forward, 3, 4)
     forward.max_batch = 2
     monkey: list[int] = []
     sequences._evaluate = lambda spans, outputs: monkey.append(len(spans))  # type: ignore[method-assign]
@@ -53,14 +53,14 @@ def test_more_sequences_than_a_batch_takes_go_one_batch_after_another() -> None:
 
 def test_sequences_that_do_not_fit_are_refused_and_leave_nothing() -> None:
     forward = Counting()
-    with pytest.raises(FlagError, match="5 sequences of 250 tokens do not fit a memory of 1024"):
-        SequencesAtOnce(forward, 5, 250)
+    with pytest.raises(FlagError, match="5 sequences of 250 tokens do not fit a KV cache of 1024"):
+        ConcurrentSequences(forward, 5, 250)
     assert forward.memory.allocate(1024) is not None
 
 
 def test_rates_are_of_all_sequences() -> None:
-    assert Batched.of(32, 16, 4, 2.0, 8.0) == Batched(32, 16, 4, 192, 2.0, 64.0, 8.0, 8.0, 10.0, 19.2)
-    assert Batched.of(0, 16, 4, 0.0, 8.0).speed_pp == 0.0
+    assert BatchResult.of(32, 16, 4, 2.0, 8.0) == BatchResult(32, 16, 4, 192, 2.0, 64.0, 8.0, 8.0, 10.0, 19.2)
+    assert BatchResult.of(0, 16, 4, 0.0, 8.0).speed_pp == 0.0
 
 
 @pytest.mark.slow

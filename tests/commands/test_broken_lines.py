@@ -27,7 +27,7 @@ def words_of(text: str, *, comments: bool = True) -> list[str]:
 
 def refused(*words: str, command: str = "serve") -> str:
     with pytest.raises(FlagError) as caught:
-        parse(cli._parser(command), command, list(words), {})
+        parse(cli.make_parser(command), command, list(words), {})
     return str(caught.value)
 
 
@@ -40,12 +40,12 @@ def test_what_a_shell_makes_of_the_lines() -> None:
 def test_a_comment_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words_of(COPIED)) == 2
     assert capsys.readouterr().err == (
-        "llamado: a space, or a comment, behind the \\ at a line's end ended the command: the flags of the lines below "
-        "it are missing. A \\ joins two lines only as the last character of the first: put comments on lines of their "
+        "llamado: a space or comment after the \\ at the end of a line ended the command, so the flags on the "
+        "following lines are missing. A \\ continues a line only as its last character: put comments on lines of their "
         "own, before the command\n"
     )
     assert cli.main(words_of(COPIED, comments=False)) == 2
-    assert "the comment '# Use GPU if available' behind the \\ at a line's end ended" in capsys.readouterr().err
+    assert "the comment '# Use GPU if available' after the \\ at the end of a line ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [" ", "   ", "\t", "\r", "\u00a0", "\\"])
@@ -72,13 +72,13 @@ def test_other_commands() -> None:
 def test_a_command_that_ends_before_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     for word in (" ", " #", "\\"):
         assert cli.main([word, "comment"]) == 2
-        assert "no command: a \\ joins two lines only" in capsys.readouterr().err
+        assert "no command: a \\ continues a line only" in capsys.readouterr().err
 
 
 def test_values_may_be_anything() -> None:
-    flags, _ = parse(cli._parser("run"), "run", ["-m", "x", "-p", " "], {})
+    flags, _ = parse(cli.make_parser("run"), "run", ["-m", "x", "-p", " "], {})
     assert flags.prompt == " "
-    flags, _ = parse(cli._parser("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
+    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
     assert (flags.api_key, flags.chat_template) == (["#1"], "\\")
-    flags, _ = parse(cli._parser("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
+    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
     assert flags.dry_sequence_breakers == ["\n"]

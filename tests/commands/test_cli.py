@@ -144,7 +144,7 @@ def test_how_a_model_is_divided() -> None:
 
 def test_flags_of_a_division_say_nothing_without_workers() -> None:
     s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-dev", "none", "--rpc-wait", "9")
-    assert s.engine.split is None and len(s.notes) == 1 and "--rpc names others" in s.notes[0]
+    assert s.engine.split is None and len(s.notes) == 1 and "--rpc adds others" in s.notes[0]
     assert settings("-m", "x", "--rpc", "a:1", "-ngl", "7", "-dev", "none").notes == ()
 
 
@@ -162,7 +162,7 @@ def test_sizes_of_memory() -> None:
     for text, size in sizes.items():
         assert cli.memory_size(text) == size
     for text in ("", "0", "-5", "much", "1E9", "5X"):
-        with pytest.raises(FlagError, match="-m/--mem: expected MiB"):
+        with pytest.raises(FlagError, match="-m/--mem: expected a number of MiB"):
             cli.memory_size(text)
 
 
@@ -214,7 +214,7 @@ def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatc
 
 
 def test_meaningless_flags_are_said_once_each() -> None:
-    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").notes
+    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").warnings
     assert len(notes) == 2  # those with the same reason share a line
     assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
 
@@ -238,7 +238,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),
         ("--draft 4", "--draft/--draft-n: llama-server has removed this flag"),
-        ("--tools-folder /nonexistent", "--tools-folder /nonexistent: there is no such folder"),
+        ("--tools-folder /nonexistent", "--tools-folder /nonexistent: no such folder"),
         ("--fim-qwen-3b-default", "give the model with -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF"),
         ("-sps 2", "-sps/--slot-prompt-similarity: expected 0 to 1"),
         ("--cache-ram -2", "--cache-ram: expected -1 or more"),
@@ -249,9 +249,9 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--reasoning-budget -2", "--reasoning-budget: expected -1 or more"),
         ("--reasoning maybe", "expected one of on, off, auto, got 'maybe'"),
         ("--pooling first", "expected one of none, mean, cls, last, rank"),
-        ("--api-prefix llama", "--api-prefix: expected a path as /llama"),
-        ("--path /nonexistent", "--path /nonexistent: there is no such folder"),
-        ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: there is no such folder"),
+        ("--api-prefix llama", "--api-prefix: expected a path such as /llama"),
+        ("--path /nonexistent", "--path /nonexistent: no such folder"),
+        ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: no such folder"),
         ("--metrics-labels pool", "--metrics-labels: expected NAME=VALUE"),
         ("--metrics-labels le=1", "--metrics-labels: expected NAME=VALUE"),
         ("--metrics-labels engine=x", "--metrics-labels: expected NAME=VALUE"),
@@ -262,9 +262,9 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rope-scale -1", "--rope-scale: expected a number above 0"),
         ("--rope-scaling ntk", "expected one of none, linear, yarn"),
         ("--grammar x --json-schema {}", "--grammar and -j/--json-schema: give one of them"),
-        ("--json-schema {", "-j/--json-schema: no JSON"),
+        ("--json-schema {", "-j/--json-schema: invalid JSON"),
         ("--grammar-file /nonexistent", "--grammar-file /nonexistent"),
-        ("--spec-type draft-dspark", "--spec-type draft-dspark: a DFlash head whose places depend on each other"),
+        ("--spec-type draft-dspark", "--spec-type draft-dspark: DFlash heads with a Markov head are not supported"),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: -md/--model-draft names"),
         ("--spec-type suffix,ngrams", "--spec-type: expected auto, none or some of suffix"),
         ("--spec-type draft-simple", "--spec-type draft-simple: -md/--model-draft names"),
@@ -284,7 +284,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 -ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         (
             "--rpc h:1 -ts 3,x",
-            "-ts/--tensor-split: expected auto, memory, or proportions as 3,1, got '3,x', of which 'x'",
+            "-ts/--tensor-split: expected auto, memory, or proportions such as 3,1; 'x' in '3,x' is not",
         ),
         ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split 3,-1: the share -1 is less than 0 (0 gives a device nothing)"),
         ("--rpc h:1 -ts -1,1", "-ts/--tensor-split -1,1: the share -1 is less than 0 (0 gives a device nothing)"),
@@ -296,23 +296,23 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         ("-ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
         ("--rpc h:1 -ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
-        ("--rpc h:1 -sm row", "-sm/--split-mode row: devices share whole layers only"),
-        ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected a device's number"),
-        ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected a device's number"),
-        ("--rpc h:1 -dev none,CPU", "-dev/--device: none stands alone"),
+        ("--rpc h:1 -sm row", "-sm/--split-mode row: not supported"),
+        ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected the index of a device"),
+        ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected the index of a device"),
+        ("--rpc h:1 -dev none,CPU", "-dev/--device: none cannot be combined"),
         ("--rpc h:1 -dev ,", "-dev/--device: expected names"),
         ("--rpc h:1 -ncmoe -1", "--n-cpu-moe: expected a number of layers"),
         ("--rpc h:1 -ot blk.0", "-ot/--override-tensor: expected PATTERN=DEVICE"),
-        ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is no regular expression"),
+        ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is not a regular expression"),
         ("--samplers top_k;nonsense", "nonsense"),
         ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
         ("--chat-template-kwargs [1]", "expected a JSON object"),
-        ("--api-key ,", "no key in it"),
+        ("--api-key ,", "no key given"),
         ("--api-key-file /nonexistent", "--api-key-file /nonexistent: it cannot be read: No such file or directory"),
         ("--chat-template-file /nonexistent", "--chat-template-file /nonexistent"),
         ("--ssl-key-file x", "give both or none"),
-        ("--embeddings --cluster-token t", "--embeddings: texts are made into vectors on this machine alone"),
-        ("--reranking --rpc h:1 --discover", "leave out --rpc and --discover"),
+        ("--embeddings --cluster-token t", "--embeddings: embeddings are computed on this machine only"),
+        ("--reranking --rpc h:1 --discover", "omit --rpc and --discover"),
         ("--lab", "--lab: there are no links"),
         ("--lab 17", "--lab: expected 0 to 16 workers"),
         ("--lab 2 --host 0.0.0.0", "give --api-key KEY, or --host 127.0.0.1"),
@@ -350,7 +350,7 @@ def spellings() -> list[tuple[list[str], list[str]]]:
 def test_every_flag_and_variable_of_llama_server_is_in_the_table() -> None:
     rows = {n: f for f in flags.FLAGS if "serve" in f.commands for n in f.names + f.off_names}
     variables = {e: f for f in rows.values() for e in f.env}
-    parser = cli._parser("serve")._option_string_actions
+    parser = cli.make_parser("serve")._option_string_actions
     assert len(spellings()) == 256
     for names, env in spellings():
         assert set(names) <= set(parser), names
@@ -508,12 +508,12 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0 and "llamado serve" in capsys.readouterr().out
     assert cli.main([]) == 2
     assert cli.main(["serv"]) == 2 and "did you mean serve?" in capsys.readouterr().err
-    assert cli.main(["-m", "x"]) == 2 and "which command?" in capsys.readouterr().err
+    assert cli.main(["-m", "x"]) == 2 and "no command: try llamado serve -m" in capsys.readouterr().err
     assert cli.main(["bench"]) == 2 and "no model" in capsys.readouterr().err
     assert cli.main(["bench", "-m", "a", "-m", "b"]) == 2 and "one model is expected" in capsys.readouterr().err
     assert cli.main(["wait", "http://h", "--timeout", "0"]) == 2 and "--timeout" in capsys.readouterr().err
     assert cli.main(["serve", "--nonsense"]) == 2
-    assert cli.main(["serve", "smollm2"]) == 2 and "a model is given with -m smollm2" in capsys.readouterr().err
+    assert cli.main(["serve", "smollm2"]) == 2 and "to give a model, use -m smollm2" in capsys.readouterr().err
     assert cli.main(["worker", "smollm2"]) == 2 and "-m smollm2" not in capsys.readouterr().err
     assert cli.main(["pull"]) == 2
     assert cli.main(["inspect", "/nonexistent.gguf"]) == 1
@@ -538,7 +538,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_types_of_files_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["quantize", "--help"])
-    shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits a weight")[2].splitlines()[1:]]
+    shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits per weight")[2].splitlines()[1:]]
     assert {row[0] for row in shown if row} == {kind.name for kind in (*FILE_TYPES, COPY)}
     bits = [float(row[1]) for row in shown if row and row[0] != "COPY"]
     assert bits == sorted(bits) and len(bits) == len(FILE_TYPES)
@@ -565,21 +565,21 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
 
 def test_the_usual_help_is_short_and_the_whole_one_whole(capsys: pytest.CaptureFixture[str]) -> None:
     serve = {f.key: f for f in flags.FLAGS if "serve" in f.commands}
-    assert {serve[key].kind for key in flags.OFTEN} == {Kind.USED}, "and each is a flag of serve"
+    assert {serve[key].kind for key in flags.COMMON} == {Kind.USED}, "and each is a flag of serve"
     for command in cli.COMMANDS:
         used = [f for f in flags.FLAGS if f.kind is Kind.USED and command in f.commands]
         names = {name for f in used for name in f.names}
         short, whole = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
         assert names <= whole
         if len(used) > 40:
-            own = {name for f in used for name in f.names if f.key in flags.OFTEN or f.commands == {command}}
+            own = {name for f in used for name in f.names if f.key in flags.COMMON or f.commands == {command}}
             if command == "serve":
-                own = {name for f in used for name in f.names if f.key in flags.OFTEN}
+                own = {name for f in used for name in f.names if f.key in flags.COMMON}
             assert own <= short and "--help-all" in short
             assert len(short & names) < len(names) * 0.6, command
         else:
             assert names <= short
-    assert len([f for f in serve.values() if f.key in flags.OFTEN]) <= 40
+    assert len([f for f in serve.values() if f.key in flags.COMMON]) <= 40
     with pytest.raises(FlagError, match=r"llamado serve --help-all"):
         parsed("--no-such-flag")
 
@@ -637,7 +637,7 @@ class Interrupting(types.ModuleType):
 def test_what_stands_before_the_dashes_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--port", "9000"], ["-m", "x.gguf"]):
         assert cli.main(["up", "--nodes", "2", "--", *given]) == 2
-        assert "it stands before the --" in capsys.readouterr().err
+        assert "give it before the --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all", "help"])

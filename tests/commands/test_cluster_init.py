@@ -75,13 +75,13 @@ def test_nothing_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     make(tmp_path, (), [()], 10)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert cli.main(["cluster", "init", "--out", str(tmp_path)]) == 1
-    assert "has ca.pem, ca-key.pem, server.pem" in capsys.readouterr().err
+    assert "contains ca.pem, ca-key.pem, server.pem" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(("given", "said"), [
     ("--workers 0", "--workers: expected 1 to 1000"), ("--days 0", "--days: expected 1"),
-    ("--server a/b", "'a/b' is neither a name nor an address"),
+    ("--server a/b", "'a/b' is neither a host name nor an address"),
 ])  # fmt: skip
 def test_options_that_make_no_sense(given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cluster", "init", "--out", str(tmp_path / "x"), *given.split()]) == 2

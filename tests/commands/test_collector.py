@@ -21,7 +21,7 @@ def test_it_rests_until_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, fails
         if fails:
             raise LlamadoError("no such model")
         before = gc.get_threshold()
-        memory.keep()
+        memory.freeze()
         gc.unfreeze()
         gc.set_threshold(*before)
         seen.append(gc.isenabled())

@@ -1,4 +1,4 @@
-"""What shells complete of llamado's command line: asked of the shells themselves."""
+"""Completions of the command line, tested in the shells themselves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from llamado.gguf.sources.ollama import MODEL_LAYER
 Complete = Callable[[str], set[str]]
 
 
-def needs(shell: str) -> pytest.MarkDecorator:
+def requires(shell: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed")
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with a model of each kind."""
+    """Create one model of each source."""
     for name, folder in (("LLAMADO_CACHE", "cache"), ("LLAMADO_MODELS", "large"), ("HF_HUB_CACHE", "hub")):
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
@@ -53,9 +53,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return models
 
 
-def test_models_that_are_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_on_this_machine(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completions", "models"]) == 0
-    # What is broken off would be fetched, so it is not among them.
+    # An incomplete download is not listed.
     found = ["hf:me/tiny-GGUF:Q4_0", "ollama:qwen3:8b", str(cache / "own.gguf"), "smollm2"]
     assert capsys.readouterr().out.splitlines() == found
 
@@ -103,15 +103,15 @@ def test_bash(cache: Path, program: Path, tmp_path: Path) -> None:
         found = complete(*line.split())
         assert there <= found and not found & not_there, (line, found)
     assert complete("llamado", "serve", "-m", "hf", ":", "me") == {"me/tiny-GGUF:Q4_0"}, (
-        "what stands before the colon stays"
+        "only the part after the colon is replaced"
     )
     assert complete("llamado", "serve", "--cache-type-k", "=", "bf") == {"bf16"}
     assert complete("llamado", "serve", "--slot-save-path", str(cache.parent)[:-2]) == {str(cache.parent)}
-    assert complete("llamado", "serve", "--port", "") == set(), "nobody knows which"
+    assert complete("llamado", "serve", "--port", "") == set()
 
 
 @pytest.mark.slow
-@needs("fish")
+@requires("fish")
 def test_fish(cache: Path, program: Path, tmp_path: Path) -> None:
     script = script_of("fish", tmp_path)
     for line, there, not_there in CASES:
@@ -134,7 +134,7 @@ def zsh(program: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-@needs("zsh")
+@requires("zsh")
 def test_zsh(cache: Path, zsh: Terminal) -> None:
     for line, there, not_there in CASES:
         zsh.type("\x15clear; echo begun\r")
@@ -146,7 +146,7 @@ def test_zsh(cache: Path, zsh: Terminal) -> None:
             for _ in range(10):
                 zsh.read(0.1)
                 found = {*zsh.shown.replace("\n", " ").split()}
-                if there and not not_there and there <= found:  # what must not come is waited for
+                if there and not not_there and there <= found:  # otherwise wait for unwanted completions
                     break
             if there <= found:
                 break
@@ -154,7 +154,7 @@ def test_zsh(cache: Path, zsh: Terminal) -> None:
         zsh.type("\x03")
 
 
-def test_every_flag_that_does_something_is_in_every_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_script_has_all_flags(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert cli.main(["completions", shell]) == 0
         script = capsys.readouterr().out

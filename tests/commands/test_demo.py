@@ -113,9 +113,9 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     url = f"http://127.0.0.1:{port}"
     assert f"ready: {url}\n" in done.stdout and f"> {demo.QUESTION}\n" in done.stdout
     assert re.search(
-        r"time to first token: \d+\.\d\d s after the request, \d+\.\d s after the script began", done.stdout
+        r"time to first token: \d+\.\d\d s after the request, \d+\.\d s after the start of the script", done.stdout
     )
-    assert f"it keeps running at {url} (logs: .demo/; llamado ps)" in done.stdout
+    assert f"the demo keeps running at {url} (logs: .demo/; llamado ps)" in done.stdout
     assert "all slots are idle" in (clone / ".demo" / "server.log").read_text()
     # It is the model that was asked for, divided among two workers and the server.
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
@@ -127,7 +127,7 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     again = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))
     assert again.returncode == 1 and f"a demo is already running at {url}" in again.stdout
     pids = [one["pid"] for one in services(clone)]
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     for pid in pids:
@@ -143,9 +143,9 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
         taken = other.getsockname()[1]
         done = run(str(tmp_path / "tiny.gguf"), LATENCY1="2.5", LLAMADO_DEMO_PORT=str(taken))
     assert done.returncode == 0, done.stdout + done.stderr
-    port = re.search(rf"port {taken} is taken; using (\d+)", done.stdout)
+    port = re.search(rf"port {taken} is in use; using (\d+)", done.stdout)
     assert port is not None and f"ready: http://127.0.0.1:{port[1]}" in done.stdout
-    links = re.findall(r"worker (\d): (127\.0\.0\.1:\d+)(, a link of 2\.5 ms)?\n", done.stdout)
+    links = re.findall(r"worker (\d): (127\.0\.0\.1:\d+)(, link latency 2\.5 ms)?\n", done.stdout)
     assert [(number, bool(slow)) for number, _, slow in links] == [("1", True), ("2", False)]
     first, second, tap, server = commands(clone)
     assert first[0] == second[0] == "worker"
@@ -155,7 +155,7 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
     assert server[server.index("--rpc") + 1] == ",".join(address for _, address, _ in links)
     assert server[server.index("--tensor-split") + 1] == "1,1,1"
     pids = [one["pid"] for one in services(clone)]
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -222,7 +222,7 @@ def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path
     assert (tmp_path / "home" / ".models" / LARGE["qwen3"].file_name).read_bytes() == content
     *_, server = commands(clone)
     assert server[server.index("--alias") + 1] == "qwen3"
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
 
 
 @pytest.mark.full
@@ -244,13 +244,13 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
     assert any(asked == f"bytes={1 << 20}-" for _, _, asked in site.asked), "it goes on where it stopped"
     assert (folder / LARGE["glm"].file_name).read_bytes() == content and not part.exists()
     words = " ".join(done.stdout.split())
-    assert "worker 1: 127.0.0.1:" in words and "a link of 1 ms" in words
+    assert "worker 1: 127.0.0.1:" in words and "link latency 1 ms" in words
     _, _, _, server = commands(clone)
     assert server[server.index("--alias") + 1] == "glm"
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     again = run("glm", **variables)  # nobody is asked now
     assert again.returncode == 0, again.stdout + again.stderr
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
 
 
 def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
@@ -271,12 +271,12 @@ def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"WORKERS": "two"}, "WORKERS and LATENCY1, LATENCY2 … are numbers"),
-        ({"LATENCY1": "20ms"}, "WORKERS and LATENCY1, LATENCY2 … are numbers"),
+        ({"WORKERS": "two"}, "WORKERS and LATENCY1, LATENCY2 …: expected numbers"),
+        ({"LATENCY1": "20ms"}, "WORKERS and LATENCY1, LATENCY2 …: expected numbers"),
         ({"LATENCY2": "-1"}, "0 to 10,000 milliseconds"),
-        ({"WORKERS": "-1"}, "WORKERS is 0 or more"),
-        ({"LLAMADO_DEMO_PORT": "http"}, "LLAMADO_DEMO_PORT is a port, 0 to 65535"),
-        ({"LLAMADO_DEMO_PORT": "65536"}, "LLAMADO_DEMO_PORT is a port, 0 to 65535"),
+        ({"WORKERS": "-1"}, "WORKERS: expected 0 or more"),
+        ({"LLAMADO_DEMO_PORT": "http"}, "LLAMADO_DEMO_PORT: expected a port, 0 to 65535"),
+        ({"LLAMADO_DEMO_PORT": "65536"}, "LLAMADO_DEMO_PORT: expected a port, 0 to 65535"),
     ],
 )
 def test_wrong_variables(
@@ -386,7 +386,7 @@ def test_the_table_of_latencies(
     assert (done.returncode, done.stderr) == (0, "")
     words = told.read_text().split("bench ", 1)[1].strip()
     assert told.read_text() == f"-P -m llamado bench {words}\n" and words == expected
-    flags, _ = parse(cli._parser("bench"), "bench", words.split())
+    flags, _ = parse(cli.make_parser("bench"), "bench", words.split())
     assert flags.nodes and flags.latency
 
 

@@ -97,17 +97,17 @@ def test_a_file_is_where_containers_have_it(model: Path, capsys: pytest.CaptureF
     ("flags", "says"),
     [
         (["-m", "/models/absent.gguf"], "there is no such file"),
-        (["--models-dir", "/models"], "a router loads more than one model"),
-        (["-m", "MODEL", "--rpc", "far:1"], "workers of --rpc hold a part of the model"),
+        (["--models-dir", "/models"], "a router loads several models"),
+        (["-m", "MODEL", "--rpc", "far:1"], "a part of the model is on the workers of --rpc"),
         (["-m", "MODEL", "-md", "/models/absent.gguf"], "/models/absent.gguf"),
         (["-m", "MODEL", "--chat-template-file", "/absent"], "/absent"),
     ],
 )
-def test_what_cannot_be_planned_is_told(
+def test_memory_that_cannot_be_planned_is_reported(
     flags: list[str], says: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(model) if word == "MODEL" else word for word in flags]
     assert cli.main(["deploy", "systemd", "--", *words]) == 0
     printed = capsys.readouterr()
-    assert "no limits of memory: " in printed.err and says in printed.err and "--memory SIZE sets them" in printed.err
+    assert "no memory limits: " in printed.err and says in printed.err and "--memory SIZE sets them" in printed.err
     assert "MemoryMax" not in printed.out

@@ -16,7 +16,7 @@ from command_stand_ins import Commands, Seen
 from tiny_models import make_llama
 
 from llamado.cluster.file import LinkConfig, WorkerConfig
-from llamado.commands.verify import made_prompts
+from llamado.commands.verify import generated_prompts
 from llamado.flags import FLAGS, Flag, Kind
 from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
@@ -189,7 +189,7 @@ ROWS: dict[str, Row] = {
                                 elsewhere={"plan": {"sizes.type_k": TensorType.Q8_0, "fit.cache": False}}),
     "serve --cache-type-v": Row("bf16", {"forward.type_v": TensorType.BF16, "fit.cache": False},
                                 elsewhere={"plan": {"sizes.type_v": TensorType.BF16, "fit.cache": False}}),
-    "serve --attn-rot-disable": Row(None, {"forward.turned": False}),
+    "serve --attn-rot-disable": Row(None, {"forward.rotated": False}),
     "serve --memory-f32": Row(None, {"forward.type_k": TensorType.F32, "forward.type_v": TensorType.F32,
                                      "fit.cache": False}),
     "serve --mmap": Row(None, {"file.mmap": False}),
@@ -256,9 +256,9 @@ ROWS: dict[str, Row] = {
     "serve --n-cpu-ffn": division("overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),)),
     "serve --split-mode": division("devices", "none", ("RPC0",)),
     "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
-    "serve --rpc-failover": division("failover", "3", 3.0, **{"engine.failover": 3.0}),
+    "serve --rpc-failover": division("failover", "3", 3.0),
     "serve --rpc-wait": division("wait", "9", 9.0, **{"forward.wait": 9.0}),
-    "serve --rpc-request-wait": division("request_wait", "9", 9.0, **{"engine.wait": 9.0}),
+    "serve --rpc-request-wait": division("request_wait", "9", 9.0),
     "serve --rpc-connect-timeout": division("connect_timeout", "9", 9.0),
     "serve --rpc-alive-timeout": division("alive_timeout", "9", 9.0),
     "serve --rpc-ring": division("ring", "off", False),
@@ -354,11 +354,11 @@ ROWS: dict[str, Row] = {
     "serve --max-connections": Row("9", {"gate.most": 9}),
     "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
     "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
-    "serve --cache-disk": Row("@folder/c", {"disk.folder": "@folder/c", "disk.limit": 10 << 30}),
-    "serve --cache-disk-size": Row("5M", {"disk.limit": 5 << 20}, "--cache-disk @folder/c"),
-    "serve --ctx-checkpoints": Row("7", {"engine.snapshots": (7, 8192)}),
-    "serve --checkpoint-min-step": Row("70", {"engine.snapshots": (32, 70)}),
-    "serve --cache-idle-slots": Row(None, {"engine.idle_slots": "clear"}),
+    "serve --cache-disk": Row("@folder/c", {"engine.cache_disk": "@folder/c"}),
+    "serve --cache-disk-size": Row("5M", {"engine.cache_disk_size": 5 << 20}, "--cache-disk @folder/c"),
+    "serve --ctx-checkpoints": Row("7", {"engine.ctx_checkpoints": 7}),
+    "serve --checkpoint-min-step": Row("70", {"engine.checkpoint_min_step": 70}),
+    "serve --cache-idle-slots": Row(None, {"engine.cache_idle_slots": "clear"}),
     "serve --special": Row(None, {"served.defaults.special": True, "load.defaults.special": True}),
     "serve --spm-infill": switch("spm_infill", None, True),
     "serve --context-shift": Row(None, {"engine.context_shift": True}),
@@ -495,7 +495,7 @@ ROWS: dict[str, Row] = {
     "gateway --stall-timeout": gateway("stall_timeout", "3", 3.0),
     "gateway --patience": gateway("patience", "3", 3.0),
     "verify --prompts": Row("@folder/keys", {"verify.prompts": ("one", "# two", "two"), "verify.n": 3}),
-    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(made_prompts(2))}),
+    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(generated_prompts(2))}),
     "verify --parallel": verify("parallel", "3", 3),
     "verify --n-predict": verify("n_predict", "3", 3),
     "verify --temp": verify("temperature", "0.5", 0.5),
@@ -588,7 +588,7 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
     """The arguments that set a flag by one of its spellings."""
     if value is None:
         return [name]
-    if flag.words > 1:
+    if flag.n_values > 1:
         return [name, *value.split()]
     return [f"{name}={value}"] if name.startswith("--") and value.startswith("-") else [name, value]
 

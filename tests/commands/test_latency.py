@@ -144,7 +144,7 @@ def test_numbers_of_the_flags() -> None:
 
 
 def compared(*words: str, environ: dict[str, str] | None = None) -> list[str]:
-    return compared_of(parse(cli._parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
+    return compared_of(parse(cli.make_parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
 
 
 def test_columns_of_the_flags() -> None:
@@ -399,9 +399,9 @@ def test_drafts_are_a_column_of_their_own(faked: Bench, capsys: pytest.CaptureFi
         expected = {"plain": 40.0, "drafts": 40.0} | ({"predicted": 40.0} if "--compare" in flags else {})
         assert rows[1]["tokens_per_second"] == pytest.approx(expected)
     assert cli.main([*command, "--compare", "drafts", "--spec-type", "none"]) == 2
-    assert "--spec-type none leaves nothing to compare with" in capsys.readouterr().err
+    assert "--spec-type none disables drafts" in capsys.readouterr().err
     assert cli.main([*command, "--compare", "ring", "--rpc", "h:1", "--rpc-ring", "off"]) == 2
-    assert "--rpc-ring off leaves nothing to compare with" in capsys.readouterr().err
+    assert "--rpc-ring off disables the ring" in capsys.readouterr().err
 
 
 def test_given_workers_and_a_given_split(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:

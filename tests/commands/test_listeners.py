@@ -63,15 +63,15 @@ def test_processes_of_others_are_not_meant(tmp_path: Path, monkeypatch: pytest.M
     process(tmp_path, 5, "llamado", "serve")
     me = os.getuid()
     monkeypatch.setattr(listeners.os, "getuid", lambda: me + 1)
-    with pytest.raises(ListenerError, match="no process of this user runs llamado serve, gateway or worker"):
+    with pytest.raises(ListenerError, match="this user runs no llamado serve, gateway or worker"):
         listener_of(None, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["llamado", "wait", "http://h:1"], "no process 1 runs"),
-        (["llamado"], "no process 1 runs"),
+        (["llamado", "wait", "http://h:1"], "process 1 is not llamado serve"),
+        (["llamado"], "process 1 is not llamado serve"),
         (["llamado", "serve", "--port", "0"], "any free port"),
         (["llamado", "serve", "--host", "/run/x.sock"], "the Unix socket /run/x.sock"),
     ],

@@ -14,11 +14,11 @@ from tiny_models import hold_experts, make_llama
 
 from llamado.commands.bench import speed
 from llamado.commands.bench.perplexity import Score, score_text
-from llamado.commands.bench.speed import MeasuredSequence, measure, weights_per_token, whole_numbers
+from llamado.commands.bench.speed import BenchSequence, measure, weights_per_token, whole_numbers
 from llamado.flags import FlagError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
-from llamado.models.memory import KeysValues, Memory, Span
+from llamado.models.memory import KeysValues, Memory, MemoryOptions, Span
 
 N_VOCAB = 11
 
@@ -30,7 +30,7 @@ class Counting:
     max_batch = chunk = 7
 
     def __init__(self) -> None:
-        self.memory = Memory([KeysValues(32, 32)], 1024)
+        self.memory = Memory([KeysValues(32, 32)], MemoryOptions(n_cells=1024))
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
     def start(
@@ -83,7 +83,7 @@ def test_certain_predictions_have_no_error() -> None:
 
 def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
     forward = Counting()
-    MeasuredSequence(forward, 10).feed(np.arange(10, dtype=np.int32), 4)
+    BenchSequence(forward, 10).feed(np.arange(10, dtype=np.int32), 4)
     assert [(positions, outputs) for _, positions, outputs in forward.calls] == [
         ([0, 1, 2, 3], []),
         ([4, 5, 6, 7], []),
@@ -93,15 +93,15 @@ def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
 
 def test_generation_is_fed_one_by_one() -> None:
     forward = Counting()
-    MeasuredSequence(forward, 2).feed_one_by_one(np.array([3, 4], np.int32))
+    BenchSequence(forward, 2).feed_one_by_one(np.array([3, 4], np.int32))
     assert forward.calls == [([3], [0], [0]), ([4], [1], [0])]
 
 
 def test_a_test_begins_behind_as_many_tokens_each_time() -> None:
     forward = Counting()
-    sequence = MeasuredSequence(forward, 12)
+    sequence = BenchSequence(forward, 12)
     for _ in range(2):  # the second time it goes back
-        sequence.at(9)
+        sequence.reset(9)
         sequence.feed(np.array([1, 2], np.int32), 4)
     placed = [positions for _, positions, _ in forward.calls]
     assert placed == [list(range(7)), [7, 8], [9, 10], [9, 10]]
@@ -111,10 +111,10 @@ def test_a_test_begins_behind_as_many_tokens_each_time() -> None:
 
 def test_what_cannot_go_back_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Counting()
-    sequence, rewind = MeasuredSequence(forward, 8), forward.memory.rewind
+    sequence, rewind = BenchSequence(forward, 8), forward.memory.rewind
     monkeypatch.setattr(forward.memory, "rewind", lambda handle, n: (n == 0 or not handle.used) and rewind(handle, n))
     for _ in range(2):
-        sequence.at(3)
+        sequence.reset(3)
         sequence.feed(np.array([1], np.int32), 4)
     assert [positions for _, positions, _ in forward.calls] == [[0, 1, 2], [3]] * 2
 

@@ -81,7 +81,7 @@ def test_perplexity(tiny: str, text: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "-f/--file: which text?"),
+        ([], "-f/--file: expected a text file"),
         (["-f", "no-such-file"], "-f/--file no-such-file: "),
         (["-f", "@text", "-c", "4096"], "needs at least"),
         (["-f", "@text", "-c", "2"], "nothing to score"),

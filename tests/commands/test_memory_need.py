@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.memory_need import memory_need
 from llamado.devices.limits import memory
 from llamado.flags import FlagError, parse
@@ -53,7 +53,7 @@ def test_what_cannot_be_known_is_0(command: list[str]) -> None:
 
 def test_the_limit_of_all_models() -> None:
     def limit(*flags: str) -> int:
-        return router._memory_limit(parse(_parser("serve"), "serve", flags, {})[0])
+        return router._memory_limit(parse(make_parser("serve"), "serve", flags, {})[0])
 
     assert limit("--models-memory", "24G") == 24 << 30
     assert limit("--models-memory", "0") == 0

@@ -65,8 +65,8 @@ def test_the_plan_says_what_links_between_workers_gain(
         monkeypatch.setattr(planning, "_figures", lambda *_, shown=shown: shown)
         assert cli.main(["plan", "-m", str(model_path), "--rpc", "far:1,far:2,far:3", "-ts", "1,1,1", "-c", "256"]) == 0
         text = capsys.readouterr().out
-        assert float(rows(text, "in all")[0][7]) == pytest.approx(10 * ways, abs=0.1)
-        gain = re.search(r"straight from worker to worker: ([\d.]+) ms per token; .*: ([\d.]+) ms", text)
+        assert float(rows(text, "total")[0][7]) == pytest.approx(10 * ways, abs=0.1)
+        gain = re.search(r"worker ring: ([\d.]+) ms per token; .*: ([\d.]+) ms", text)
         assert bool(gain) == links
         if gain:
             assert float(gain[2]) - float(gain[1]) == pytest.approx(20, abs=0.1)
@@ -80,7 +80,7 @@ def test_the_plan_shows_the_wanted_division_and_the_others(
     assert cli.main(command) == 0
     text = capsys.readouterr().out
     assert "tiny.gguf: 6 layers and the head" in text and "256 tokens of context" in text
-    order = [text.index(title) for title in ("Devices", "--tensor-split 1/1", "auto: the least", "memory: by free")]
+    order = [text.index(title) for title in ("Devices", "--tensor-split 1/1", "auto: least", "memory: by free")]
     assert order == sorted(order)
     device, ratio, auto, memory = rows(text, "RPC0[far:0]")
     assert device[1:3] == ["3,000 MiB", "3,000 MiB"] and device[3] == "10.0"
@@ -88,7 +88,7 @@ def test_the_plan_shows_the_wanted_division_and_the_others(
     assert auto[1] == "0-5, head"  # ten times as fast as this machine, and the link is short
     assert [row[1] for row in rows(text, "RPC1[far:1]")[1:]] == ["4-5, head", "–", "head"]
     assert "times as fast as by memory" in text
-    totals = rows(text, "in all")
+    totals = rows(text, "total")
     assert len(totals) == 3 and all(float(row[6]) > 0 for row in totals)
 
 
@@ -113,11 +113,11 @@ def test_what_does_not_fit_is_shown_and_said(
     assert "RPC0[far:0] needs" in err and "RPC1" not in err
     assert cli.main(command) == 0  # the fastest goes around it
     out = capsys.readouterr().out
-    assert rows(out, "RPC0[far:0]")[1][1] == "–" and "RPC0[far:0] gets no layers: a layer takes" in out
+    assert rows(out, "RPC0[far:0]")[1][1] == "–" and "RPC0[far:0]: no layers: a layer takes" in out
     given(monkeypatch, 1024, 1024, 1024)
     assert cli.main(command) == 1
     out, err = capsys.readouterr()
-    assert "auto: the least time per token — does not fit" in out and "not enough memory: CPU needs" in err
+    assert "auto: least time per token — does not fit" in out and "not enough memory: CPU needs" in err
     given(monkeypatch, 1024)
     assert cli.main(["plan", "-m", str(model_path)]) == 1
 
@@ -135,14 +135,14 @@ def test_a_draft_model_has_its_share(
         text = capsys.readouterr().out
         free.append(float(rows(text, "CPU")[0][1].split()[0]))
         told = re.search(
-            r"small.gguf drafts \(draft-simple\): ([\d.]+) MiB of weights, ([\d.]+) MiB of K/V cache", text
+            r"draft model small.gguf \(draft-simple\): ([\d.]+) MiB of weights, ([\d.]+) MiB of K/V cache", text
         )
         assert bool(told) == (options != ["--spec-type", "suffix"])
         if told:
             assert float(told[1]) == pytest.approx(small.stat().st_size / MIB, abs=0.3)
-            whole = rows(text, "in all")[0][3]
+            whole = rows(text, "total")[0][3]
             assert float(told[2]) == pytest.approx(float(whole.split()[0]) / 3, abs=0.1)
-            left = re.search(r"([\d.]+) MiB are left to it", text)
+            left = re.search(r"reserves ([\d.]+) MiB of its free", text)
             assert left is not None and free[-1] == pytest.approx(800 - float(left[1]), abs=1)
             given_up.append(float(left[1]))
     assert free[1] == 800 > free[0] and given_up[1] > given_up[0], "weights that are not mapped count, too"
@@ -163,7 +163,7 @@ def test_context_slots_and_cache_types_count(
     for options in ("", "-c 1024", "-c 1024 -ctk f32 -ctv f32", "-np 3 -c 3072"):
         assert cli.main(["plan", "-m", str(path), *options.split()]) == 0
         out = capsys.readouterr().out
-        found.append((out.split(" tokens of context")[0].rpartition("; ")[2], rows(out, "in all")[0][3]))
+        found.append((out.split(" tokens of context")[0].rpartition("; ")[2], rows(out, "total")[0][3]))
     # 4 layers, one head of 64 for keys and values each, 2 bytes: 1 KiB a cell; two layers keep the windows of 4 slots,
     # of 960 cells each, where that is less
     assert found == [("4096", "3.9 MiB"), ("1024", "1.0 MiB"), ("1024", "2.0 MiB"), ("3072", "3.0 MiB")]
@@ -211,7 +211,7 @@ def test_layers_are_written_as_runs() -> None:
     sizes = ModelSizes(layers=(1,) * 6, kv=(0,) * 6, head=1, hidden=1, logits=1)
     placement = Placement((0, 1, 1, 0, 1, 1), 1)
     shares = predict(sizes, figures(10, 10, 10), placement).shares
-    assert [layers_text(share, placement, 6) for share in shares] == ["0, 3", "1-2, 4-5, head", "single weights"]
+    assert [layers_text(share, placement, 6) for share in shares] == ["0, 3", "1-2, 4-5, head", "individual weights"]
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from llamado.commands.bench.roofline import (
     REST,
     PassWork,
     Peaks,
-    in_all,
     measured_pass,
     product_work,
     rows_of,
+    total,
 )
 from llamado.devices.device import OperationTime
 from llamado.engine.loaded_model import LoadedModel
@@ -83,7 +83,7 @@ def test_bytes_and_operations_of_a_pass(path: Path, n: int, start: int) -> None:
     pairs = sum(start + i + 1 for i in range(n))
     assert found[ATTENTION].work == PassWork(N_LAYER * (start + n) * cell, 0, N_LAYER * 2 * pairs * N_HEAD * 2 * HEAD)
     assert found[REST].work == PassWork() and rows[-1].kernel == REST and found[REST].of_limit is None
-    assert peaks == Peaks(1e9, 2e9, 3e9) and machine.read == [in_all(rows).work.n_bytes]
+    assert peaks == Peaks(1e9, 2e9, 3e9) and machine.read == [total(rows).work.n_bytes]
 
 
 def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
@@ -102,9 +102,9 @@ def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
                 began = time.perf_counter()
                 device.submit(graph)
                 seconds.append(time.perf_counter() - began)
-            if 0.2 * min(seconds) < in_all(rows).seconds < 5 * max(seconds):
+            if 0.2 * min(seconds) < total(rows).seconds < 5 * max(seconds):
                 return
-    pytest.fail(f"{in_all(rows).seconds} in all, {min(seconds)} to {max(seconds)} for a pass")
+    pytest.fail(f"{total(rows).seconds} in all, {min(seconds)} to {max(seconds)} for a pass")
 
 
 def test_rows_are_held_against_the_limits() -> None:
@@ -130,7 +130,7 @@ def test_rows_are_held_against_the_limits() -> None:
     assert quantized.of_limit == pytest.approx(128e-6 / 5e-4)  # operations take longer than bytes
     assert plain.work == PassWork(2 * 64 * 50, 0, 2 * 64 * 50 * 2)
     assert plain.of_limit == pytest.approx(32e-6 / 1e-4)  # here bytes do
-    assert in_all(rows).least == pytest.approx(128e-6 + 32e-6)
+    assert total(rows).least == pytest.approx(128e-6 + 32e-6)
 
 
 def test_operations_of_floats_have_a_limit_of_their_own() -> None:
@@ -165,12 +165,12 @@ def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert [test["test"] for test in tests] == ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]
     for test in tests:
         *kernels, whole = test["kernels"]
-        assert whole["kernel"] == "in all" and whole["n"] == sum(one["n"] for one in kernels) > 10
+        assert whole["kernel"] == "total" and whole["n"] == sum(one["n"] for one in kernels) > 10
         assert {one["kernel"] for one in kernels} == {"Q4_0 products", "Q8_0 products", ATTENTION, REST}
         assert whole["work"]["n_bytes"] == sum(one["work"]["n_bytes"] for one in kernels)
     assert cli.main(given) == 0
     shown = capsys.readouterr().out
-    assert shown.count("| in all |") == 4 and "limits: 1.0 GB/s of reading as many bytes, 2 GOP/s" in shown
+    assert shown.count("| total |") == 4 and "limits: 1.0 GB/s reading as many bytes, 2 GOP/s" in shown
 
 
 def test_what_is_shown_in_a_terminal() -> None:

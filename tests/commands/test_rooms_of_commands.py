@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["chat.run", "chat.here", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"],
+    ["chat.run", "chat.local", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"],
 )
 def test_no_server_is_imported(name: str) -> None:
     code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"
@@ -22,7 +22,7 @@ def test_no_server_is_imported(name: str) -> None:
 @pytest.mark.slow
 def test_an_answer_into_a_pipe_needs_nothing_that_draws() -> None:
     code = (
-        "import sys; from llamado.commands.chat import conversation, here, run; "
+        "import sys; from llamado.commands.chat import conversation, local, run; "
         "run.screen_of(markdown=True); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

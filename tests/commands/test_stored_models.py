@@ -25,7 +25,7 @@ from llamado.gguf.sources.catalog import CATALOG
 from llamado.gguf.sources.ollama import MODEL_LAYER
 from llamado.gguf.sources.stored import find_stored, remove, stored_models
 from llamado.http.access import AccessRules
-from llamado.http.running import announced, folder, running_servers
+from llamado.http.running import announce, folder, running_servers
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 from fakes import FakeEngine
@@ -101,7 +101,7 @@ def test_all_that_is_here_is_listed(capsys: pytest.CaptureFixture[str], machine:
     assert len(found["hf:me/good:Q4_0"]["files"]) > 1 and found["hf:me/good:Q4_0"]["size"] > own["size"] * 0.9
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
-    assert "hf:me/begun (in part)" in shown and "just now" in shown
+    assert "hf:me/begun (incomplete)" in shown and "just now" in shown
     more = output(capsys, "list", "--models-dir", str(machine / "cache" / "models"), "-o", "json")
     assert [row["source"] for row in more if row["name"] == "own"] == ["cache", "folder"]
     assert cli.main(["list", "--models-dir", "/nowhere"]) == 1
@@ -123,7 +123,7 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
     assert cli.main(["show", "own", "--template"]) == 0 and capsys.readouterr().out == "{{ messages }}\n"
     assert cli.main(["show", "own"]) == 0 and "used              just now" in capsys.readouterr().out
     for name, words in (
-        ("far-0123456789ab", "in part"),
+        ("far-0123456789ab", "incomplete"),
         ("nobody", "no model 'nobody'"),
         (__file__, "not a GGUF file"),
     ):
@@ -174,9 +174,9 @@ def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureF
 
 
 def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ps"]) == 1 and "nothing runs" in capsys.readouterr().out
-    with serving(engine=FakeEngine(delay=0.05)) as wire, announced("server", [wire.url]) as announcement:
-        announcement.tell(model="fake", path="/models/fake.gguf")
+    assert cli.main(["ps"]) == 1 and "nothing is running" in capsys.readouterr().out
+    with serving(engine=FakeEngine(delay=0.05)) as wire, announce("server", [wire.url]) as announcement:
+        announcement.update(model="fake", path="/models/fake.gguf")
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
         assert (server["model"], server["state"], server["address"]) == ("fake", "ready", wire.url)
         assert server["pid"] == os.getpid() and time.time() - server["since"] < 60
@@ -193,20 +193,20 @@ def test_who_looks_at_servers_leaves_no_line_in_their_logs(
     """Neither where slots are not told, nor where a key is asked for that nobody gave."""
     caplog.set_level("INFO", "llamado.server")
     for switches in ({"access": AccessRules(api_keys=(b"k",))}, {"slots": False}):
-        with serving(**switches) as wire, announced("server", [wire.url]):
+        with serving(**switches) as wire, announce("server", [wire.url]):
             (server,) = output(capsys, "ps", "-o", "json")["servers"]
             assert server["state"] == "ready"
     assert [record.message for record in caplog.records if "GET" in record.message] == []
 
 
 def test_a_server_that_does_not_answer_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced("server", ["http://127.0.0.1:9"]):
+    with announce("server", ["http://127.0.0.1:9"]):
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
         assert (server["state"], server["tokens_per_second"]) == ("no answer", None)
 
 
 def test_killed_servers_are_forgotten(machine: Path) -> None:
-    with announced("server", ["http://127.0.0.1:9"]):
+    with announce("server", ["http://127.0.0.1:9"]):
         (file,) = folder().glob("*.json")
         told = json.loads(file.read_bytes())
     file.write_text(json.dumps({**told, "mark": "earlier"}))

@@ -43,7 +43,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
 def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     """Several lines, commands, a chat that is kept, the history of the next session, and Ctrl-D."""
     one = terminal(str(model), "-n", "6", "-s", "1", "-c", "512")
-    one.until("^tiny.gguf: /help .* Ctrl-D leaves")
+    one.until("^tiny.gguf: /help .* Ctrl-D quits")
     one.prompt()
     one.paste("first line\nsecond line")
     one.until("second line")
@@ -65,10 +65,10 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     one.type("/stats\r")
     one.until("tokens/s on average")
     assert re.search(r"messages: 4, answers: 3, generated tokens: 18", one.text)
-    assert re.search(r"its prompt: \d+ tokens, [1-9]\d* of them from the cache", one.text)
+    assert re.search(r"last prompt: \d+ tokens, [1-9]\d* of them from the cache", one.text)
     one.prompt()
     one.type(f"/save {tmp_path}/chat.json\r")
-    one.until("4 messages are in")
+    one.until("4 messages saved to")
     one.prompt()
     one.type("\x04")
     assert one.exit_code() == 0
@@ -79,10 +79,10 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     other = terminal(str(model), "-n", "6", "-s", "1", "-c", "512")
     other.prompt()
     other.type(f"/load {tmp_path}/chat.json\r")
-    other.until("4 messages are back")
+    other.until("4 messages loaded")
     other.prompt()
     other.type("\x1b[A\x1b[A\r")  # the last entry is this session's /load, the one before /save
-    other.until("4 messages are in")
+    other.until("4 messages saved to")
     other.prompt()
     other.type("/exit\r")
     assert other.exit_code() == 0
@@ -101,7 +101,7 @@ def test_what_is_stopped_is_not_lost(terminal: Open, tmp_path: Path) -> None:
     one.until("…")
     one.prompt()
     one.type("half a quest\x03")
-    one.until("Ctrl-D or /exit leaves")
+    one.until("Ctrl-D or /exit quits")
     one.prompt()
     one.type("/stats\r")
     one.until("messages: 2, answers: 0")
@@ -176,7 +176,7 @@ def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeyp
             one.until("5 tokens", count=2)
             one.prompt()
             one.type("/stats\r")
-            one.until(r"its prompt: \d+ tokens, [1-9]\d* of them from the cache")
+            one.until(r"last prompt: \d+ tokens, [1-9]\d* of them from the cache")
             one.type("\x04")
             assert one.exit_code() == 0
             monkeypatch.delenv("LLAMA_API_KEY")

@@ -40,8 +40,8 @@ WEIGHTS = ALL if "all" in sys.argv else FEW
 ANY = (*T,)
 
 
-class Walled:
-    """A buffer between two pages that nobody may touch."""
+class GuardedBuffer:
+    """A buffer between two inaccessible pages."""
 
     def __init__(self, size: int) -> None:
         page = mmap.PAGESIZE
@@ -68,8 +68,8 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.noise = np.random.default_rng(seed)
-        self.buffers = [Walled(self.random.choice((1, 100, 4096, 20_001, 66_000))) for _ in range(4)]
-        self.buffers.append(Walled(70_000))
+        self.buffers = [GuardedBuffer(self.random.choice((1, 100, 4096, 20_001, 66_000))) for _ in range(4)]
+        self.buffers.append(GuardedBuffer(70_000))
 
     def fill(self) -> None:
         """Noise of several kinds: any bits, small numbers, ids, things that are no numbers."""

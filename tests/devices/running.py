@@ -62,7 +62,7 @@ class Case:
             self.graph.output(name, tensor)
 
     def leaf_bytes(self) -> dict[Tensor, Array]:
-        """Fresh bytes of every leaf; those nobody gave numbers for are zero."""
+        """Return fresh bytes of every leaf; leaves without data are zero."""
         device = ReferenceDevice()
         found: dict[Tensor, Array] = {}
         all_ = (*self.graph.leafs, *(s for n in self.graph.nodes for s in n.src if s))
@@ -141,7 +141,7 @@ BEST = choose(FEATURES).name
 
 
 def can_run(lowering: str) -> bool:
-    """Whether this machine has the instructions of a lowering."""
+    """Return True if this machine has the instructions of a lowering."""
     return lowerings.can_run(LOWERINGS[lowering], FEATURES)
 
 

@@ -1,4 +1,4 @@
-"""How products on ARM arrange weights, columns and sums, on any machine: its instructions in plain arithmetic."""
+"""Layout of weights, columns and sums in ARM's matrix products, with its instructions emulated on any machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _plainly = Code.intrinsic
 
 
 def spelled(c: Code, name: str, result: Type | None, arguments: Sequence[Any]) -> Value:
-    """What an instruction does, from its description in Arm's reference."""
+    """Compute an instruction as Arm's reference describes it."""
     word = name.removeprefix("llvm.aarch64.neon.").partition(".")[0]
     if word == "tbl1":
         table, numbers = arguments
@@ -76,7 +76,7 @@ def test_bits_are_those_of_other_instructions(emulated: CpuDevice, best: CpuDevi
 
 
 def test_bits_of_columns_that_lie_apart(emulated: CpuDevice, best: CpuDevice) -> None:
-    """Those of several matrices."""
+    """The columns belong to several matrices."""
     raw, x = weight_bytes(T.Q6_K, 512, 3 * 19), values(512, 9, 3)
     found = multiply(emulated, T.Q6_K, raw, 512, x)
     assert found.tobytes() == multiply(best, T.Q6_K, raw, 512, x).tobytes()

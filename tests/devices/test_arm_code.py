@@ -1,4 +1,4 @@
-"""What products become on 64-bit ARM, as text: `tests/arm.sh` runs it."""
+"""Assembly of matrix products for 64-bit ARM, checked as text; `tests/arm.sh` runs it."""
 
 from __future__ import annotations
 

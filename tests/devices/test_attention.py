@@ -54,7 +54,7 @@ class Attention:
     max_bias: float = 0.0
     sinks: Array | None = None
     latent: bool = False
-    """Whether a value is the beginning of its key's row."""
+    """Latent attention: a value is the beginning of its key's row."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -257,8 +257,10 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "heads", [(9, 3), *(pytest.param(heads, marks=pytest.mark.full) for heads in ((4, 2), (12, 1)))]
 )
-def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int], form: str) -> None:
-    """Bits: alone, among strangers, at any place of the batch, in a longer cache, on any number of threads."""
+def test_a_query_has_the_same_bits_in_any_batch(
+    teams: list[CpuDevice], type: T, heads: tuple[int, int], form: str
+) -> None:
+    """Same bits alone, beside other sequences, anywhere in the batch, in a longer cache, with any number of threads."""
     given = dict(FORMS[form])
     if "sinks" in given:
         given["sinks"] = given["sinks"][: heads[0]]
@@ -276,7 +278,7 @@ def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, hea
             assert [row.tobytes() for row in found] == [alone[i] for i in order], (count, device.n_threads)
 
 
-def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
+def test_contents_of_masked_cells_do_not_matter(best: CpuDevice) -> None:
     """Bits: cells that a query does not see may hold anything, infinities and NaN of another sequence too."""
     clean, spoiled = (Attention(64, 3, 1, 1024) for _ in range(2))
     spoiled.keys, spoiled.values = clean.keys.copy(), clean.values.copy()
@@ -294,7 +296,7 @@ def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (16, 1)])
-def test_no_number_reaches_only_who_sees_it(device: CpuDevice, heads: tuple[int, int]) -> None:
+def test_nan_reaches_only_queries_that_see_it(device: CpuDevice, heads: tuple[int, int]) -> None:
     """Bits: cells in the middle of a block, which some of a tile's tokens see, hold no numbers."""
     attention = Attention(32, *heads, 256)
     n, seen = 64, 30  # tokens in tiles of eight and more; those that do not see cell 70
@@ -402,7 +404,7 @@ def test_batches_of_all_kinds_of_tokens(teams: list[CpuDevice], type: T, heads: 
 
 
 @pytest.mark.parametrize("n_kv", [20, 256, 2048, 5000])
-def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
+def test_visible_cells_are_found_in_masks(best: CpuDevice, n_kv: int) -> None:
     """Bitmaps, where segments begin, last cells; every token is in one tile, and unlike ones are in different ones."""
     rng = np.random.default_rng(n_kv)
     mask = np.where(rng.random((6, n_kv)) < 0.02, 0.0, -np.inf).astype(np.float16)
@@ -446,7 +448,7 @@ def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
         ([4, 4, 200], 2, 2, 1),
     ],
 )
-def test_key_heads_are_taken_together_where_threads_stay_busy(
+def test_key_heads_are_grouped_while_threads_stay_busy(
     best: CpuDevice, sequences: list[int], threads: int, n_key_heads: int, together: int
 ) -> None:
     """`sequences`: blocks that each of them sees."""
@@ -484,7 +486,7 @@ def lane_sums(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
-def test_the_lanes_of_a_product_meet_in_one_tree(lowerings: dict[str, CpuDevice], lanes: int) -> None:
+def test_lanes_of_a_product_are_summed_in_one_tree(lowerings: dict[str, CpuDevice], lanes: int) -> None:
     """Bits: i and i + 4, then i and i + 2, then the two that are left."""
     x = (values(lanes, 8, seed=7) * np.float32(10) ** np.arange(-4, 4)[:, None]).astype(np.float32)
     found = np.zeros((2, lanes), np.float32)

@@ -22,7 +22,7 @@ from llamado.gguf.types import TensorType as T
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuDevice) -> None:
+def test_a_cache_is_written_after_earlier_reads(device: CpuDevice) -> None:
     """x → silu → cpy'd over its neighbor's operand: graph order decides, not what could be fused."""
     cache, x = new(16, 4), new(16, 4)
     graph_order = Graph()
@@ -41,7 +41,7 @@ def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuD
     case.check(device)
 
 
-def test_an_operand_that_a_copy_makes_is_waited_for(device: CpuDevice) -> None:
+def test_a_copied_operand_is_complete_before_use(device: CpuDevice) -> None:
     cache, x, y = new(16, 4), new(16, 4), new(16, 4)
     graph = Graph()
     a = graph.expand(g.rms_norm(x, 1e-5))
@@ -117,7 +117,7 @@ def test_any_graph_on_any_memory(
         if name == "into" and (x[1].op is Op.NONE or x[0].root()[0] is x[1].root()[0]):
             continue
         if name == "store" and x[0].root()[0] is weights[3]:
-            continue  # a cache's rows into itself: in what order, nobody says
+            continue  # a cache's rows into itself: the order is undefined
         made.append(graph.expand(STEPS[name](x, weights)))
     # the last three that are not overwritten
     written = [t.view_src for t in made if t.op is Op.CPY]
@@ -139,7 +139,7 @@ def test_any_graph_on_any_memory(
 
 
 def alias(graph: Graph, ends: list[Tensor], places: list[int], device: CpuDevice) -> None:
-    """Gives every result memory: at offsets a little apart, wherever nobody needs what lies there any more."""
+    """Give every result memory, at small offsets, reusing memory after its last use."""
     last = {t: len(graph.nodes) for t in ends}
     for i, node in enumerate(graph.nodes):
         for source in node.src:
@@ -273,7 +273,7 @@ def test_products_of_few_columns_ask_for_the_next_weights(best: CpuDevice) -> No
 
 
 def test_views_that_are_not_listed_read_all_the_same(device: CpuDevice) -> None:
-    """What only such a view reads must be in memory, though a chain that goes on holds it in registers."""
+    """A result that only such a view reads must be in memory, although the chain holds it in registers."""
     x, y = new(16, 4), new(16, 4)
     a = g.silu(x)
     b = g.scale(a, 2.0)

@@ -133,7 +133,7 @@ def test_flash_attention(peer: RemoteDevice, best: CpuDevice, type: T) -> None:
 
 
 @pytest.mark.parametrize("type", [T.F16, T.BF16, *BLOCKS], ids=lambda t: t.name)
-def test_rows_are_stored_with_the_same_bits(peer: RemoteDevice, best: CpuDevice, type: T) -> None:
+def test_stored_rows_have_the_same_bits(peer: RemoteDevice, best: CpuDevice, type: T) -> None:
     """But where a number lies exactly between two, or a sum decides (IQ4_NL)."""
 
     def make() -> Made:
@@ -238,7 +238,7 @@ def test_operations(peer: RemoteDevice, best: CpuDevice, name: str) -> None:
     agree(peer, best, OPERATIONS[name], 1e-3 if rough else 1e-5)
 
 
-def test_the_greatest_are_the_same(peer: RemoteDevice, best: CpuDevice) -> None:
+def test_top_k_agrees_with_the_reference(peer: RemoteDevice, best: CpuDevice) -> None:
     """In whatever order."""
     ours, right = both(peer, best, one(lambda a: g.top_k(a, 7), 50, 3))
     assert (np.sort(ours) == np.sort(right)).all()

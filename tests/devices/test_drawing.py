@@ -65,7 +65,7 @@ def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) 
             sampler.accept(token)
 
 
-def test_as_near_as_numbers_are(device: CpuDevice) -> None:
+def test_ties_and_neighboring_values(device: CpuDevice) -> None:
     """On either side of where one token's share ends, a few units of the last place away, another one is drawn."""
     find = TopRows(device.jit)
     row = np.sort(np.random.default_rng(5).standard_normal(40).astype(np.float32) * 4)[::-1].copy()
@@ -84,7 +84,7 @@ def test_as_near_as_numbers_are(device: CpuDevice) -> None:
     assert i > 15
 
 
-def test_who_draws_and_who_does_not(device: CpuDevice) -> None:
+def test_sampling_on_the_device_draws_only_if_needed(device: CpuDevice) -> None:
     find = TopRows(device.jit)
     rows = [np.arange(100, dtype=np.float32), -np.arange(100, dtype=np.float32), np.full(100, np.nan, np.float32)]
     half = Drawing(np.array([[Cut.TEMPERATURE, 100.0, 0.0], [Cut.TOP_P, 0.4, 2.0]]), 0.999999)
@@ -93,7 +93,7 @@ def test_who_draws_and_who_does_not(device: CpuDevice) -> None:
     assert isinstance(second, tuple) and second[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_samplers_that_a_device_does_not_know() -> None:
+def test_unsupported_samplers_are_not_offloaded() -> None:
     row = np.random.default_rng(3).standard_normal(200).astype(np.float32)
     others: list[dict[str, Any]] = [
         {"top_k": 0}, {"typical_p": 0.5}, {"xtc_probability": 0.5}, {"dynatemp_range": 0.3}, {"mirostat": 2},
@@ -106,7 +106,7 @@ def test_samplers_that_a_device_does_not_know() -> None:
     assert wanted is not None and wanted.drawing is None, "who is asked for weights has to know them"
 
 
-def test_rows_that_are_no_numbers(device: CpuDevice) -> None:
+def test_rows_with_nan(device: CpuDevice) -> None:
     row = np.zeros(200, np.float32)
     row[7] = np.nan
     with pytest.raises(ComputeFailed):

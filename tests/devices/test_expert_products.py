@@ -57,7 +57,7 @@ def together(device: CpuDevice, type: T, raw: Array, n: int, x: Array, chosen: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
-def test_an_expert_gives_what_it_gives_alone(teams: list[CpuDevice], type: T) -> None:
+def test_an_expert_has_the_same_bits_alone(teams: list[CpuDevice], type: T) -> None:
     """Bits: few and many tokens, one column for a token or one for each choice, any number of threads."""
     n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns
     raw = weight_bytes(type, n, 27 * N_EXPERTS)
@@ -93,7 +93,7 @@ def test_experts_with_codebooks(best: CpuDevice, n_tokens: int) -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_serve_several_choices_each(device: CpuDevice) -> None:
+def test_columns_that_choose_several_experts(device: CpuDevice) -> None:
     raw, x, chosen = weight_bytes(T.Q5_1, 64, 16 * N_EXPERTS), values(64, 2, 3), choices(3, 4)
     expected = alone(device, T.Q5_1, raw, 64, x, chosen)
     assert together(device, T.Q5_1, raw, 64, x, chosen).tobytes() == expected.tobytes()
@@ -105,7 +105,7 @@ def test_experts_of_few_rows(device: CpuDevice) -> None:
     check(device, g.mul_mat_id(w, b, chosen), data)
 
 
-def test_experts_that_do_not_exist_are_the_first(device: CpuDevice) -> None:
+def test_invalid_expert_numbers_read_expert_zero(device: CpuDevice) -> None:
     raw = weight_bytes(T.Q4_0, 64, 16 * N_EXPERTS)
     for n_tokens in (1, 4):
         x = values(64, 1, n_tokens)
@@ -177,7 +177,7 @@ def feed_forward(x: Tensor, router: Tensor, up: Tensor, gate: Tensor, down: Tens
 
 
 @pytest.mark.slow
-def test_a_token_is_the_same_in_any_company(teams: list[CpuDevice]) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(teams: list[CpuDevice]) -> None:
     """Bits of the whole of it: norm, router, choice, experts, sum."""
     n, n_ff, n_experts, n_used = 256, 64, 12, 4
     router, norm = new(n, n_experts), new(n)

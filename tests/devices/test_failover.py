@@ -1,4 +1,4 @@
-"""Where layers go when their device is lost: within memory, in few runs, and nobody gives up what it has."""
+"""Failover of a lost device's layers: within memory, in few runs, and no other device gives up layers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def moved(before: Placement, after: Placement, alive: list[int]) -> None:
     assert after.embedding == before.embedding
 
 
-def test_nobody_gives_up_what_it_has() -> None:
+def test_failover_takes_no_layers_from_other_devices() -> None:
     figures = (cpu(), rpc(0), rpc(1), rpc(2))
     before = Placement((1, 1, 1, 2, 2, 2, 3, 3, 3), 3)
     after = replace_lost(model(9), figures, before, [0, 1, 3])
@@ -52,7 +52,7 @@ def test_nobody_gives_up_what_it_has() -> None:
     assert set(after.layers) <= {1, 3}, "no further round trip for a run of their own"
 
 
-def test_a_run_between_two_is_divided_as_the_fastest_would_have_it() -> None:
+def test_a_run_between_two_devices_is_divided_for_speed() -> None:
     """Both neighbors get some where that keeps both within memory."""
     sizes = model(6)
     figures = (cpu(free=0), rpc(0, free=350), rpc(1), rpc(2, free=500))
@@ -89,7 +89,7 @@ def test_overrides_to_the_lost_device_have_no_effect() -> None:
 
 
 def test_without_speeds_most_memory_stays_free() -> None:
-    """Figures of a placement by proportions: nobody measured."""
+    """Device figures without measured speeds, as for a placement by proportions."""
     figures = (cpu(free=900, decode=None), rpc(0, free=1500, decode=None), rpc(1, decode=None))
     before = Placement((0, 1, 2, 2), 1)
     after = replace_lost(model(4), figures, before, [0, 1])
@@ -97,7 +97,7 @@ def test_without_speeds_most_memory_stays_free() -> None:
     assert after.layers == (0, 1, 1, 1)
 
 
-def test_no_room_says_how_much_is_missing_where() -> None:
+def test_missing_memory_is_reported_by_device() -> None:
     figures = (cpu(free=150), rpc(0, free=300), rpc(1))
     with pytest.raises(NotEnoughMemory, match=r"not enough memory: .*missing") as caught:
         replace_lost(model(4), figures, Placement((1, 2, 2, 2), 2), [0, 1])
@@ -105,7 +105,7 @@ def test_no_room_says_how_much_is_missing_where() -> None:
     assert set(caught.value.missing) <= {"CPU", "RPC0[h:0]"}
 
 
-def test_room_is_found_though_it_takes_more_runs() -> None:
+def test_layers_are_placed_in_more_runs_if_memory_needs_it() -> None:
     """No two of the devices left have room for a run: each takes a part of it."""
     figures = (cpu(free=150), rpc(0, free=270), rpc(1), rpc(2, free=270))
     before = Placement((1, 2, 2, 2, 3), 3)
@@ -114,7 +114,7 @@ def test_room_is_found_though_it_takes_more_runs() -> None:
     assert sorted(after.layers) == [0, 1, 1, 3, 3]
 
 
-def test_a_device_that_says_nothing_of_its_memory_takes_all() -> None:
+def test_a_device_of_unknown_memory_takes_all() -> None:
     silent = DeviceFigures(name="RPC0[h:0]", local=False, free=0, total=0, decode=1e4, round_trip=1e-3)
     after = replace_lost(model(4), (cpu(free=0), silent, rpc(1)), Placement((1, 1, 2, 2), 2), [0, 1])
     assert after == Placement((1,) * 4, 1)

@@ -20,7 +20,7 @@ LIVES = st.builds(
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LIVES, max_size=24), st.sampled_from([1, 32, 64]), st.integers(0, 4))
-def test_what_is_needed_together_lies_apart(lives: list[Lifetime], alignment: int, linger: int) -> None:
+def test_tensors_in_use_together_do_not_overlap(lives: list[Lifetime], alignment: int, linger: int) -> None:
     size, offsets = place(lives, alignment=alignment, linger=linger)
     highest = 0
     for i, (a, at) in enumerate(zip(lives, offsets, strict=True)):
@@ -57,11 +57,11 @@ def test_the_last_gap_grows() -> None:
     assert place([Lifetime(0, 9, 5), Lifetime(0, 0, 10), Lifetime(1, 9, 30)], alignment=1, linger=0) == (35, [0, 5, 5])
 
 
-def test_memory_is_left_alone_for_a_while() -> None:
+def test_freed_memory_is_reused_late() -> None:
     chain = [Lifetime(i, i, 64) for i in range(100)]
     for linger, together in ((0, 1), (2, 3), (4, 5)):
         assert place(chain, alignment=64, linger=linger)[0] == 64 * together
 
 
-def test_nothing_needs_nothing() -> None:
+def test_empty_graphs_need_no_memory() -> None:
     assert place([], alignment=64, linger=2) == (0, [])

@@ -48,7 +48,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "text", "lowering"), CASES)
-def test_what_a_real_model_says(
+def test_a_real_models_graph(
     model: str, text: str, lowering: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same with every lowering. Probabilities are numpy's, whose exponential is not the same everywhere."""

@@ -22,7 +22,7 @@ from llamado.gguf.types import TensorType as T
 @pytest.mark.slow
 @pytest.mark.parametrize("types", ["few", pytest.param("all", marks=pytest.mark.full)])
 @pytest.mark.parametrize("lowering", EACH_LOWERING)
-def test_random_graphs_stay_within_their_walls(lowering: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs_stay_within_their_buffers(lowering: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: a kernel that goes astray ends it."""
     if not can_run(lowering):
         pytest.skip(f"this machine has no {lowering}")
@@ -52,7 +52,7 @@ def one(node: Tensor) -> Graph:
     return graph
 
 
-def test_work_without_end_is_refused(best: CpuDevice) -> None:
+def test_endless_work_is_rejected(best: CpuDevice) -> None:
     """Strides of zero make any number of elements out of a few bytes."""
     x = bound(best, 64)
     x.ne, x.nb = (64, 1 << 20, 1 << 20, 1 << 20), (4, 0, 0, 0)
@@ -74,14 +74,14 @@ def test_work_without_end_is_refused(best: CpuDevice) -> None:
     refuse(best, long, "operations; at most")
 
 
-def test_more_memory_than_there_is_is_refused(best: CpuDevice) -> None:
+def test_oversized_memory_is_rejected(best: CpuDevice) -> None:
     x = bound(best, 64)
     x.ne, x.nb = (64, 1 << 16, 1 << 15, 1), (4, 0, 0, 0)
     refuse(best, one(g.silu(x)), "working memory")
 
 
 @pytest.mark.slow
-def test_chains_are_cut(best: CpuDevice) -> None:
+def test_long_chains_are_limited(best: CpuDevice) -> None:
     """Every chain is a kernel to compile."""
     x = bound(best, 16, 2)
     y = x
@@ -115,7 +115,7 @@ def test_blocks_of_a_single_row_are_whole(best: CpuDevice) -> None:
     refuse(best, one(g.get_rows(w, bound(best, 1, type=T.I32))), "ends at byte")
 
 
-def test_numbers_that_are_none(best: CpuDevice) -> None:
+def test_nan_and_infinity(best: CpuDevice) -> None:
     """Parameters of rotations that make no sense are refused or do no harm."""
     x, positions = bound(best, 16, 1, 4), bound(best, 4, type=T.I32)
     for numbers in ((0.0, 1.0, 1.0, 1.0, 32.0, 1.0), (-5.0, float("nan"), 1.0, float("inf"), 0.0, 0.0),

@@ -71,7 +71,7 @@ def test_lowerings_and_parameters_do_not_share_objects(tmp_path: Path) -> None:
     assert len(paths) == 4
 
 
-def test_another_system_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_system_has_its_own_kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One home folder may serve several, whose threads wait for each other in other ways."""
     here = Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES})
     monkeypatch.setattr(sys, "platform", "win32")
@@ -79,7 +79,7 @@ def test_another_system_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_what_kernels_import_is_among_their_sources() -> None:
+def test_kernel_cache_keys_include_imported_sources() -> None:
     """Else a kernel from before its edit would be found in the cache; `jit.py` loads kernels, and imports more."""
     package = Path(llamado.__file__).parent
     kept = [package / source for source in KERNEL_SOURCES]
@@ -94,7 +94,7 @@ def test_what_kernels_import_is_among_their_sources() -> None:
 
 
 @pytest.mark.parametrize(("source", "kept"), [("kernels/rows.py", False), ("compile/fusion.py", True)])
-def test_an_edit_compiles_anew_what_it_may_have_changed(
+def test_an_edit_recompiles_dependent_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kept: bool
 ) -> None:
     """Kernels are kept where only what chooses among them is edited; stored results of either are not trusted."""
@@ -121,7 +121,7 @@ def filled(c, a, work):
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_a_kernel_of_somebody_elses_is_compiled_anew_when_it_is_edited(tmp_path: Path, typed: bool) -> None:
+def test_editing_a_third_party_kernel_recompiles_it(tmp_path: Path, typed: bool) -> None:
     """Also one that was typed into an interpreter, which has no file."""
     x, counter = np.zeros(8, np.float32), np.zeros(8, np.int64)
     compiled = []
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_no_pieces(
     ("owner", "mode", "reason"),
     [(4711, 0o700, "it belongs to user 4711"), (0, 0o720, "mode 720"), (0, 0o702, "mode 702")],
 )
-def test_what_others_may_have_written_is_not_run(
+def test_objects_writable_by_others_are_not_loaded(
     tmp_path: Path, what: str, owner: int, mode: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is compiled anew, and one warning says which and why."""
@@ -220,7 +220,7 @@ def test_what_others_may_have_written_is_not_run(
 
 
 @needs_other_owners
-def test_a_folder_that_somebody_prepared_where_all_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepared_folder_in_a_shared_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `/tmp`: `$LLAMADO_CACHE` names it, and `kernels` in it is another's."""
     tmp_path.chmod(0o1777)
     (tmp_path / "kernels").mkdir()
@@ -238,7 +238,7 @@ def test_a_folder_that_somebody_prepared_where_all_may_write(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_a_link_or_another_kernels_object_is_not_run(tmp_path: Path) -> None:
+def test_links_and_objects_of_other_kernels_are_not_loaded(tmp_path: Path) -> None:
     jit = Jit(folder=tmp_path / "kernels")
     double(jit)
     (entry,) = (tmp_path / "kernels").iterdir()
@@ -263,7 +263,7 @@ def chains(n: int) -> list[tuple[tuple[str, ...], ...]]:
 
 
 @pytest.mark.slow
-def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.devices.cpu.jit._LOOK_AFTER", 1)
     jit = Jit(folder=tmp_path)
     now = time.time()
@@ -283,7 +283,7 @@ def test_files_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_kernels_are_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that hold them go on; what is needed again is loaded again."""
     monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENT_KERNELS", 2)
     monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENTS", 3)
@@ -310,7 +310,7 @@ def test_kernels_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_program_holds_its_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_keeps_its_kernels_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENT_KERNELS", 1)
     monkeypatch.setattr("llamado.devices.cpu.jit.SEGMENTS", 2)
     device = CpuDevice(2, jit=Jit(folder=tmp_path))
@@ -368,7 +368,7 @@ def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS.values(), ids=list(LOWERINGS))
-def test_a_processor_gets_what_it_has_instructions_for(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowering_follows_the_cpus_instructions(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowerings, "tiles_permitted", lambda: True)  # whatever processor this is
     features = dict.fromkeys(lowering.needs, True)
     assert choose(features).needs == lowering.needs
@@ -394,7 +394,7 @@ AVX512 = "zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[1-7]|vpternlog"
     ],
     ids=["avx2", "avx-vnni", "vnni-256", "vnni"],
 )
-def test_a_lowering_is_compiled_for_processors_that_have_no_more(name: str, has: str, lacks: str) -> None:
+def test_a_lowering_uses_no_further_instructions(name: str, has: str, lacks: str) -> None:
     rows = LOWERINGS[name].panel_rows
     text = jit_for(name).assembly(matmul_few, weights="Q5_K", columns=4, near=False, panel_rows=rows)
     assert has in text and not re.search(lacks, text)
@@ -446,7 +446,7 @@ def test_an_arm_processor_can_be_limited() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["Q4_K", "Q6_K", "Q4_1"])
-def test_lines_are_asked_for_a_few_at_a_time(weights: str) -> None:
+def test_cache_lines_are_prefetched_in_small_groups(weights: str) -> None:
     """All at once, most would wait for a place, and what is to be multiplied behind them."""
     code = jit_for("vnni-256").assembly(matmul_few, weights=weights, columns=1, near=False, panel_rows=8)
     runs = re.findall(r"(?:\tprefetch\S+\s+\S+\n)+", code)
@@ -499,7 +499,7 @@ def test_fields_must_be_complete(tmp_path: Path) -> None:
         KERNEL.pack({"n": 1}, int)
 
 
-def test_the_compilers_code_is_let_go_and_comes_back(tmp_path: Path) -> None:
+def test_compiler_memory_is_released_and_reloaded(tmp_path: Path) -> None:
     def resident() -> int:
         """KiB of LLVM's code in RAM."""
         found, counts = 0, False

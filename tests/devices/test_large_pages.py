@@ -39,7 +39,7 @@ def kinds(address: int) -> set[str]:
 
 
 @linux
-def test_a_file_that_is_read_lies_in_large_pages(tmp_path: Path) -> None:
+def test_a_file_read_into_memory_gets_large_pages(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("w", np.arange(3 * LARGE // 4, dtype=np.float32))
     writer.write_header_to_file()
@@ -58,7 +58,7 @@ def test_a_file_that_is_read_lies_in_large_pages(tmp_path: Path) -> None:
 
 
 @linux
-def test_what_is_written_whole_gets_large_pages_and_what_may_stay_empty_does_not(best: CpuDevice) -> None:
+def test_fully_written_buffers_get_large_pages_and_sparse_ones_do_not(best: CpuDevice) -> None:
     buffer = best.alloc(4 * LARGE)
     assert not kinds(buffer.address) & {"hg", "sh"}
     x = new(2 * LARGE // 4)
@@ -83,10 +83,10 @@ def test_pages_given_back_are_zeros() -> None:
 
 @pytest.mark.slow
 @linux
-def test_weights_in_a_file_are_shown_in_large_pages_where_they_fit(
+def test_mapped_weights_get_large_pages_where_aligned(
     best: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies between two weights does not divide the mapping; what is far from any of them stays as it is."""
+    """Gaps between two weights do not divide the mapping; pages far from any weight stay as they are."""
     (tmp_path / "m").write_bytes(bytes(8 * LARGE))
     file = np.memmap(tmp_path / "m", np.uint8, "r")
     places = [(100, LARGE), (100 + LARGE, 4), (LARGE + 5000, LARGE), (6 * LARGE, 4096)]

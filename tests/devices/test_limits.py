@@ -1,4 +1,4 @@
-"""What a process may use of its machine, on trees of /proc and /sys as machines and containers have them."""
+"""Limits of a process on CPUs and memory, read from sample trees of /proc and /sys of machines and containers."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
-def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) -> None:
+def test_a_column_has_the_same_bits_in_any_batch(teams: list[CpuDevice], type: T) -> None:
     """Bits: any number of columns, any neighbors, any place among them, any number of threads."""
     n = 2304 if type.block_size == 256 else 2176  # more than one stretch of the product of many columns
     raw, x = weight_bytes(type, n, 27), values(n, 21, seed=1)
@@ -198,7 +198,7 @@ def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) ->
 
 
 @pytest.mark.slow
-def test_sequences_of_strangers_do_not_spoil_a_column(best: CpuDevice) -> None:
+def test_nan_of_other_sequences_does_not_reach_a_column(best: CpuDevice) -> None:
     """Infinities and NaN stay in their own column."""
     raw, x = weight_bytes(T.Q4_K, 256, 16), values(256, 12)
     clean = multiply(best, T.Q4_K, raw, 256, x)

@@ -121,7 +121,7 @@ def test_locked_memory_stays_in_ram(best: CpuDevice, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["a mapped file", "own pages"])
-def test_what_a_container_may_not_have_is_not_locked(
+def test_memory_above_the_containers_limit_is_not_locked(
     mapped: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -135,7 +135,7 @@ def test_what_a_container_may_not_have_is_not_locked(
     assert buffer.lock() and asked == [8 << 20]
 
 
-def test_a_refused_lock_is_a_warning_that_says_what_to_do(
+def test_a_refused_lock_logs_a_warning_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = CpuBuffer.allocate(5_000_000)
@@ -181,7 +181,7 @@ def spread(strategy: str, n: int, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
 
 
 @needs_two
-def test_distributed_threads_of_a_node_are_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_distribute_keeps_threads_of_a_node_adjacent(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
     device = spread("distribute", 4, monkeypatch)
     even, odd = (node.cpus for node in halves())
@@ -191,7 +191,7 @@ def test_distributed_threads_of_a_node_are_beside_each_other(monkeypatch: pytest
 
 
 @needs_two
-def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_isolate_keeps_threads_on_the_starting_node(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
     home = halves()[1].cpus
     os.sched_setaffinity(0, {min(home)})
@@ -207,13 +207,13 @@ def test_isolated_threads_stay_on_the_node_they_were_started_from(monkeypatch: p
 
 
 @needs_two
-def test_numactl_threads_keep_the_cpus_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_numactl_keeps_the_inherited_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     device = spread("numactl", 3, monkeypatch)
     assert affinities(device) == [frozenset(os.sched_getaffinity(0))] * 2
     device.close()
 
 
-def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_numa_on_one_node_logs_once_and_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     from llamado.devices.cpu.numa import _log_single_node
 
     _log_single_node.cache_clear()
@@ -256,7 +256,7 @@ def resident(address: int) -> int:
 
 @needs_two
 @pytest.mark.skipif(sys.platform != "linux", reason="nodes are Linux's")
-def test_weights_lie_where_the_threads_are_that_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_lie_on_the_node_of_their_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each matrix the first half of the rows on the first node; every page once, also where rows end within one."""
     page = mmap.PAGESIZE
     rows = [(64, 3 * page // 2), (2, 8 * page), (30, 100)]  # the last of three experts

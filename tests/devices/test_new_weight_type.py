@@ -74,7 +74,7 @@ def fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
 
 
 def product(made: Array, x: Array) -> Array:
-    """What the law of one numerics says: block by block, the exact integer sum, then one fused multiply-add."""
+    """The numerics of every product: for each block the exact integer sum, then one fused multiply-add."""
     whole = x.reshape(len(x), -1, 32)
     peak = np.abs(whole).max(axis=-1, keepdims=True)
     numbers = np.rint(whole * (np.float32(127) / peak)).astype(np.int64)

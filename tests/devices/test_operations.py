@@ -1,4 +1,4 @@
-"""What graphs from elsewhere hold beyond our own: attention in single steps, other types and strides, sampling."""
+"""Operations that only llama.cpp's graphs use: attention in single steps, other types and strides, sampling."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_soft_max_without_a_mask_with_sinks_and_of_nothing(device: CpuDevice) ->
     assert not found.any()
 
 
-def test_a_row_of_soft_max_is_the_same_in_any_company_and_behind_any_length(teams: list[CpuDevice]) -> None:
+def test_soft_max_of_a_row_does_not_depend_on_other_rows_or_masked_length(teams: list[CpuDevice]) -> None:
     """Bits: hidden keys behind the last one add zeros."""
     scores = values(512, 12, scale=4)
     mask = causal(12, 512, 100)
@@ -168,7 +168,7 @@ def test_row_operations_on_halves(device: CpuDevice, type: T) -> None:
 
 @pytest.mark.parametrize("type", [T.F32, *HALVES, T.Q8_0, T.Q4_0], ids=name)
 @pytest.mark.parametrize("mode", [RopeMode.NORMAL, RopeMode.NEOX])
-def test_a_shift_turns_keys_where_they_lie(device: CpuDevice, type: T, mode: RopeMode) -> None:
+def test_a_context_shift_rotates_keys_in_place(device: CpuDevice, type: T, mode: RopeMode) -> None:
     """The graph of a context shift: ROPE in place on a view of the cache, or on a copy of it and back."""
     head, heads, cells = 32, 3, 40
     cache, shift = new(head * heads, cells, type=type), new(cells, type=T.I32)
@@ -345,7 +345,7 @@ def test_scores_of_keys(device: CpuDevice, keys: T) -> None:
 
 @pytest.mark.parametrize("n", [64, 100])
 def test_streams(device: CpuDevice, n: int) -> None:
-    """What is read of several streams, what is added to them, and how four of them mix."""
+    """Hyper-connections: reading from several residual streams, adding to them, and mixing four of them."""
     x, made, parts = new(n, 3, 7), new(n, 7), new(3, 7)
     data = {x: values(n, 3, 7), made: values(n, 7), parts: values(3, 7)}
     pre = not_built(Op.DSV4_HC_PRE, (n, 7), (x, parts), struct.pack("<fi56x", 1.5, 0))
@@ -391,7 +391,7 @@ def test_rows_are_added_up_in_order(device: CpuDevice) -> None:
     assert found["sum"].tobytes() == right.tobytes()
 
 
-def test_orders_of_equal_numbers_and_of_what_is_none(device: CpuDevice) -> None:
+def test_sort_order_of_ties_and_nan(device: CpuDevice) -> None:
     x = new(50, 2)
     rows = np.repeat(np.arange(10.0), 5).reshape(1, 50).repeat(2, axis=0)
     check(device, g.argsort(x, SortOrder.DESC), {x: rows}, rtol=0)

@@ -1,4 +1,4 @@
-"""Which layer goes to which device: llama.cpp's rule, the fastest placement, memory, names, overrides."""
+"""Layer placement: llama.cpp's rule, the fastest placement, memory, names, overrides."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_ratios_divide_as_llama_cpp_divides(
     assert places(place(model(n_layer), THREE, wanted)) == expected
 
 
-def test_shares_of_devices_that_are_not_there() -> None:
+def test_shares_of_missing_devices() -> None:
     with pytest.raises(UnknownDevice) as caught:
         place(model(3), (cpu(), rpc(0)), options(tensor_split=(1, 1, 1, 1)))
     assert str(caught.value).startswith("--tensor-split 1,1,1,1: 4 shares for 2 devices (RPC0[h:0], CPU); give each")
@@ -124,7 +124,7 @@ def test_ratios_are_kept_within_a_layer(n_layer: int, ratios: list[float], n_gpu
 # --- the fastest ------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_fits_here_stays_unless_a_worker_is_worth_its_link() -> None:
+def test_a_model_that_fits_locally_stays_unless_a_worker_is_faster() -> None:
     assert places(fastest(model(4), THREE)) == [0] * 5
     quick = (cpu(decode=1e3), rpc(0, decode=1e5), rpc(1))
     assert places(fastest(model(4), quick)) == [1] * 5
@@ -139,7 +139,7 @@ def test_slow_devices_are_left_out_and_full_ones_spill_over() -> None:
     assert 1 not in places(fastest(model(4), tight))
 
 
-def test_dear_logits_keep_the_head_here() -> None:
+def test_costly_logit_transfers_keep_the_head_local() -> None:
     figures = (cpu(free=230, decode=1e4), rpc(0, decode=1e6))
     assert fastest(model(4, logits=10**6), figures).head == 0
     assert fastest(model(4, logits=1), figures).head == 1
@@ -258,7 +258,7 @@ def test_the_fastest_is_never_worse_than_other_rules(
         assert seconds is not None and (predict(sizes, figures, found).seconds or 0.0) <= seconds * (1 + 1e-9)
 
 
-def test_a_large_problem_is_answered() -> None:
+def test_large_placements_finish() -> None:
     sizes = model(100, layers=tuple(range(50, 150)))
     figures = [cpu(free=900), *(rpc(i, free=500 + 20 * i, decode=1e4 * (i + 1)) for i in range(1, 16))]
     with pytest.raises(NotEnoughMemory):
@@ -277,7 +277,7 @@ def test_speeds_must_be_known() -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_missing_memory_is_said_by_device() -> None:
+def test_missing_memory_names_the_device() -> None:
     mib = 1 << 20
     sizes = model(4, layers=(100 * mib,) * 4, kv=(20 * mib,) * 4, head=50 * mib, compute=8 * mib)
     figures = (cpu(), rpc(0, free=200 * mib), rpc(1, free=1000 * mib))
@@ -300,7 +300,7 @@ def test_nothing_fits_anywhere() -> None:
         place(model(4), many, options())
 
 
-def test_devices_that_do_not_say_their_memory_take_all() -> None:
+def test_devices_of_unknown_memory_take_all() -> None:
     silent = DeviceFigures(name="RPC0[h:0]", local=False, free=0, total=0, decode=1e4, bandwidth=1e6)
     assert places(fastest(model(4), (cpu(free=0), silent))) == [1] * 5
 
@@ -388,7 +388,7 @@ def test_time_goes_by_bytes_read_and_memory_by_bytes_held() -> None:
 
 
 def test_the_fastest_placement_of_a_mixture_goes_by_what_is_read() -> None:
-    """Where the experts that are not used are left out, reading here is quicker than the round trip."""
+    """If unused experts are not counted, reading locally is faster than the round trip."""
     figures = (cpu(decode=1e4), rpc(0, decode=1e6, round_trip=0.02))
     assert places(fastest(model(4), figures)) == [1] * 5
     mixture = model(4, layers_read=(2,) * 4)
@@ -398,7 +398,7 @@ def test_the_fastest_placement_of_a_mixture_goes_by_what_is_read() -> None:
         fastest(mixture, (cpu(free=300),))
 
 
-def test_overridden_experts_take_what_is_read_of_them_along() -> None:
+def test_overridden_experts_move_their_read_costs() -> None:
     sizes = model(
         1, layers_read=(55,), tensors={experts(8, 2): WeightSize(60, 15), of_layer(0, "attn"): WeightSize(40, 40)}
     )

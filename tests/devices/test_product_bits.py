@@ -39,7 +39,7 @@ def test_columns_alone_and_among_others(best: CpuDevice, type: T) -> None:
 
 @pytest.mark.parametrize("type", [T.Q4_0, T.Q4_K], ids=lambda type: type.name)
 def test_columns_that_lie_apart(best: CpuDevice, type: T) -> None:
-    """Those of several matrices."""
+    """The columns belong to several matrices."""
     n = 256
     raw, x = weight_bytes(type, n, 3 * 19), values(n, 13, 3)
     alone = multiply(best, type, raw, n, x[:, :1])
@@ -48,7 +48,7 @@ def test_columns_that_lie_apart(best: CpuDevice, type: T) -> None:
 
 
 @pytest.mark.parametrize("columns", [18, 20, 31])
-def test_what_fills_up_a_group_of_columns_is_written_nowhere(best: CpuDevice, columns: int) -> None:
+def test_padding_columns_are_not_written(best: CpuDevice, columns: int) -> None:
     """Sums of columns that there are not, in a kernel for more of them."""
     n, rows, most = 64, 16, 32
     w, share = weight_bytes(T.Q4_1, n, rows), np.zeros(16, np.int64)

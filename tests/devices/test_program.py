@@ -53,7 +53,7 @@ def absolute(place: Place) -> int:
 
 
 def conflict(a: Operation, b: Operation) -> bool:
-    """Whether two operations touch a byte that one of them writes."""
+    """Return True if two operations touch a byte that one of them writes."""
     for mine, mine_writes in ((a.reads, False), (a.writes, True)):
         for theirs, theirs_write in ((b.reads, False), (b.writes, True)):
             if mine_writes or theirs_write:
@@ -88,7 +88,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(programs())
-def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(operations: list[Operation]) -> None:
+def test_barriers_separate_conflicting_operations_only(operations: list[Operation]) -> None:
     program = link(operations, FakeJit(), ARENA, plan(operations), 64)  # type: ignore[arg-type]
     barriers = program.table[:, 2].astype(bool).tolist()
     last = 0

@@ -175,7 +175,7 @@ def test_weights_that_fit_cost_nothing(tmp_path: Path, n_tokens: int) -> None:
     bench.device.close()
 
 
-def test_weights_that_were_read_into_memory_are_not_asked_for(tmp_path: Path) -> None:
+def test_weights_in_memory_are_not_prefetched(tmp_path: Path) -> None:
     model = Model(tmp_path / "model")
     with model.path.open("rb") as file:
         private = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
@@ -187,7 +187,7 @@ def test_weights_that_were_read_into_memory_are_not_asked_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 0.9])
-def test_what_does_not_stay_is_given_back_when_it_was_used(tmp_path: Path, n_tokens: int, share: float) -> None:
+def test_weights_that_do_not_stay_are_released_after_use(tmp_path: Path, n_tokens: int, share: float) -> None:
     model = Model(tmp_path / "model", table=True)
     bench = Bench(model, room := int(share * model.size))
     operations, given = bench.operations(n_tokens), 0
@@ -206,7 +206,7 @@ def test_what_does_not_stay_is_given_back_when_it_was_used(tmp_path: Path, n_tok
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_every_weight_is_asked_for_once_and_a_window_ahead(tmp_path: Path, n_tokens: int, share: float) -> None:
+def test_every_weight_is_prefetched_once_one_window_ahead(tmp_path: Path, n_tokens: int, share: float) -> None:
     """Also those of the next run's beginning, by the end of this one."""
     model, window = Model(tmp_path / "model"), 400_000
     bench = Bench(model, int(share * model.size), window)
@@ -230,7 +230,7 @@ def test_every_weight_is_asked_for_once_and_a_window_ahead(tmp_path: Path, n_tok
     bench.device.close()
 
 
-def test_what_stays_is_in_memory_after_a_run_and_nothing_else(tmp_path: Path) -> None:
+def test_only_resident_weights_stay_in_memory_after_a_run(tmp_path: Path) -> None:
     model = Model(tmp_path / "model")
     model.drop()
     bench = Bench(model, int(0.7 * model.size))
@@ -246,7 +246,7 @@ def test_what_stays_is_in_memory_after_a_run_and_nothing_else(tmp_path: Path) ->
     bench.device.close()
 
 
-def test_what_is_asked_for_comes(tmp_path: Path) -> None:
+def test_requested_pages_are_read(tmp_path: Path) -> None:
     model = Model(tmp_path / "model")
     bench = Bench(model, 0)
     asks = [o for o in bench.operations(1) if o.kernel is paging.prefetch][:3]
@@ -260,7 +260,7 @@ def test_what_is_asked_for_comes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", [1, 3])
-def test_chosen_experts_are_asked_for_before_any_is_used(tmp_path: Path, n_tokens: int) -> None:
+def test_chosen_experts_are_prefetched_before_use(tmp_path: Path, n_tokens: int) -> None:
     """All three matrices of those that were chosen, and of no other."""
     model = Model(tmp_path / "model", experts=True)
     bench = Bench(model, model.size // 2)

@@ -50,7 +50,7 @@ def test_tokens_may_come_one_by_one(best: CpuDevice) -> None:
             assert state.tobytes() == states.reshape(seqs, -1)[seq].tobytes()
 
 
-def test_states_of_earlier_tokens_are_those_that_were(best: CpuDevice) -> None:
+def test_states_of_earlier_tokens_can_be_read(best: CpuDevice) -> None:
     found = [run(*delta(seqs=1, snapshots=n), best) for n in (1, 4)]
     size = 32 * 32 * 4
     assert found[1][: found[0].size].tobytes() == found[0].tobytes()  # outputs, and the last state
@@ -63,7 +63,7 @@ def test_states_of_earlier_tokens_are_those_that_were(best: CpuDevice) -> None:
         assert found[1][at : at + size].tobytes() == right.tobytes(), back
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_rejected() -> None:
     q, v, one, state = new(32, 2, 5, 1), new(32, 4, 5, 1), new(1, 4, 5, 1), new(32, 32, 4, 1)
     assert g.gated_delta_net(q, q, v, one, one, state).ne == (128, 5 + 32, 1, 1)
     for wrong in ((new(32, 3, 5), q, v, one, one, state), (q, new(32, 2, 4), v, one, one, state),
@@ -110,7 +110,7 @@ def test_states_are_read_and_kept_where_they_lie(best: CpuDevice, kind: str) -> 
 
 
 def test_states_that_change_before_they_are_needed_are_copied(best: CpuDevice) -> None:
-    """What else is written to a memory does not get between choosing a state and going on from it."""
+    """No other write to a memory comes between choosing a state and continuing from it."""
     whole, _ = remembered("delta", copied=False)
     right = whole.run(best)["out"].tobytes()
     for cleared_before in (True, False):

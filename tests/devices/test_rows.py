@@ -278,7 +278,7 @@ def rows_of(array: Array) -> list[bytes]:
     return [row.tobytes() for row in array.reshape(-1, array.shape[-1])]
 
 
-def test_a_row_is_the_same_in_any_company(teams: list[CpuDevice]) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(teams: list[CpuDevice]) -> None:
     x, w = values(100, 21), values(100, seed=1)
 
     def run(device: CpuDevice, count: int) -> list[bytes]:

@@ -134,7 +134,7 @@ def test_speeds_and_link_come_out_as_they_are(clock: Clock, type: TensorType, wi
     assert clock.now - 100 < 2.0
 
 
-def test_delays_of_graphs_belong_to_the_round_trip_and_chance_to_nobody(clock: Clock) -> None:
+def test_graph_delays_count_as_round_trip_and_noise_does_not(clock: Clock) -> None:
     # 20 ms on each graph command, as a tap has them, and now and then 7 ms more
     device = FakeDevice(clock, graph_delay=0.02, jitter=(0.007, 0.0, 0.003))
     figures = measure(device)
@@ -160,7 +160,7 @@ def test_this_machine_has_no_link(clock: Clock) -> None:
     assert figures.local and figures.bandwidth is None and figures.round_trip == 0.0
 
 
-def test_memory_is_touched_where_clearing_does_not(clock: Clock) -> None:
+def test_measuring_touches_memory_that_clearing_leaves_unmapped(clock: Clock) -> None:
     ours, ggmls = FakeDevice(clock), FakeDevice(clock, zeroes_memory=True)
     measure(ours)
     measure(ggmls)
@@ -177,7 +177,7 @@ def test_no_memory_no_speeds(clock: Clock) -> None:
     assert measure(silent).decode is not None
 
 
-def test_what_goes_wrong_is_told_and_memory_given_back(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_reported_and_memory_is_released(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice(clock)
 
     def lost(graph: Graph) -> None:
@@ -197,7 +197,7 @@ def test_what_goes_wrong_is_told_and_memory_given_back(clock: Clock, monkeypatch
         measure(full)
 
 
-def test_machines_at_the_same_time_their_devices_one_by_one() -> None:
+def test_machines_are_measured_in_parallel_and_devices_in_turn() -> None:
     begun = threading.Barrier(2)
     # each machine has a clock of its own; both must be at work at once to pass the barrier
     a = [FakeDevice(Clock(), name=f"RPC{i}[a:1]", endpoint=Endpoint("a"), begun=begun) for i in range(2)]

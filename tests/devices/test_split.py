@@ -17,11 +17,12 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
+from llamado.models.memory import MemoryOptions
 
 
 def cut(path: Path, home: Callable[[str, Tensor], int | None], shape: BatchShape) -> list[GraphPart]:
     model = load_model(GGUFFile.open(path))
-    kv = model.memory(512)
+    kv = model.memory(MemoryOptions(n_cells=512))
     known = {*model.weights.values(), *kv.tensors}
     own: dict[tuple[Tensor, int], Tensor] = {}
 
@@ -73,7 +74,7 @@ def test_parts_share_no_tensor_and_lose_no_operation(tmp_path: Path) -> None:
         assert not mine & seen
         seen |= mine
     whole = load_model(GGUFFile.open(path))
-    graph = whole.build(BatchShape(3, 1, 256), whole.memory(512))
+    graph = whole.build(BatchShape(3, 1, 256), whole.memory(MemoryOptions(n_cells=512)))
     assert [n.op for part in parts for n in part.graph.nodes if not n.is_noop] == [
         n.op for n in graph.nodes if not n.is_noop
     ]
@@ -98,7 +99,7 @@ def test_a_chunk_without_outputs_ends_early(tmp_path: Path) -> None:
     assert not parts[-1].graph.outputs
 
 
-def test_what_is_written_between_gaps_does_not_cross() -> None:
+def test_rows_between_gaps_are_not_transferred() -> None:
     """Bytes go to another device as they lie."""
     for width in (4, 8):
         graph = Graph()

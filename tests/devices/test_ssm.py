@@ -79,7 +79,7 @@ def test_the_same_bits_in_any_pieces(lowering: str, per_lane: bool) -> None:
 
 
 def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tuple[Array, Array]:
-    """What each token gives, and all states, of which those after the scan lie where those before it lay."""
+    """Return each token's output and all states; the new states replace the old ones in place."""
     node = scan.node()
     n, width = scan.x.nelements, scan.s.nelements // scan.s.ne[3]
     keep = new(scan.x.ne[3], type=T.I64)
@@ -92,7 +92,7 @@ def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tupl
 
 
 @pytest.mark.slow
-def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
+def test_a_state_stored_at_once_is_the_resulting_one() -> None:
     """The scan itself puts it where it is kept; where others want it too, it is copied there."""
     device, found, labels = CpuDevice(2), [], []
     for shared in (False, True):
@@ -109,7 +109,7 @@ def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
     assert not any("set_rows" in label for label in labels[0]) and any("set_rows" in label for label in labels[1])
 
 
-def test_what_comes_between_a_scan_and_its_keeping_sees_the_state_before() -> None:
+def test_operations_before_the_state_is_stored_read_the_old_state() -> None:
     scan = Scan(16, 8, 4, 2, 5, 1)
     node, width, keep = scan.node(), 16 * 8 * 4, new(1, type=T.I64)
     flat = g.reshape(scan.s, width, 3)

@@ -42,8 +42,8 @@ def count(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 7, 8, 9, 20, 33])
-def test_who_comes_does_the_work_of_those_who_do_not(n_threads: int) -> None:
-    """In its own group and in all others; every item once, whoever comes, and where some are taken already."""
+def test_present_threads_do_the_work_of_absent_ones(n_threads: int) -> None:
+    """Threads that come help their own group and all others; each item is done once, even if some are taken already."""
     function = jit_for("portable").function(count)
     groups = -(-n_threads // GROUP)
     for n, share, busy in ((1, 1, ()), (5, 2, ()), (100, 1, ()), (1000, 7, (0, n_threads - 1)), (77, 3, (0,))):
@@ -76,7 +76,7 @@ def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 9, 17])
-def test_a_caller_that_comes_late(n: int) -> None:
+def test_a_late_caller_helps(n: int) -> None:
     """At once, between any two operations, when all is done: who is there does its work, and the bits are the same."""
     device, one = CpuDevice(n, jit=jit_for("portable")), case()
     expected = one.run(device)["y"].tobytes()
@@ -96,7 +96,7 @@ def test_a_caller_that_comes_late(n: int) -> None:
     device.close()
 
 
-def test_what_is_asked_of_a_device_waits_for_what_was_launched() -> None:
+def test_reads_wait_for_launched_graphs() -> None:
     device, one = CpuDevice(2, jit=jit_for("portable")), case()
     expected = one.run(device)["y"].tobytes()
     x = next(iter(one.data))

@@ -56,7 +56,7 @@ def bits(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> bytes:
 
 
 def uses(device: CpuDevice, case: Case, kernel: str) -> bool:
-    """Whether a graph is compiled to a kernel."""
+    """Return True if a graph is compiled to the named kernel."""
     case.bind(device)
     operations = Compiler(case.graph, device.jit.lowering, 2).compile()
     return kernel in [operation.kernel.name for operation in operations]
@@ -124,7 +124,7 @@ def test_greatest_weights_and_activations(tiled: list[CpuDevice], plain: CpuDevi
         assert bits(tiled[1], type, raw.reshape(-1), n, x) == bits(plain, type, raw.reshape(-1), n, x), byte
 
 
-def test_strangers_stay_in_their_own_column(tiled: list[CpuDevice]) -> None:
+def test_nan_stays_in_its_own_column(tiled: list[CpuDevice]) -> None:
     raw, x = weight_bytes(T.Q4_1, 64, 16), values(64, 56)
     clean = np.frombuffer(bits(tiled[1], T.Q4_1, raw, 64, x), np.uint32).reshape(56, 16)
     x[3, 7], x[19, 0], x[55] = np.inf, np.nan, 3e38
@@ -171,7 +171,7 @@ def test_experts_that_many_columns_fall_on(tiled: list[CpuDevice], plain: CpuDev
         assert all(found[name].tobytes() == right[name].tobytes() for name in right), (n, rows, each)
 
 
-def test_columns_of_experts_are_put_into_tiles_once_for_all_products(tiled: list[CpuDevice]) -> None:
+def test_expert_columns_are_tiled_once_for_all_products(tiled: list[CpuDevice]) -> None:
     case = experts(T.Q3_K, 256, 32, False)
     case.bind(tiled[1])
     names = [op.kernel.name for op in Compiler(case.graph, tiled[1].jit.lowering, 2).compile()]
@@ -199,11 +199,11 @@ def test_few_columns_or_rows_take_no_tiles(tiled: list[CpuDevice], plain: CpuDev
         assert not uses(plain, case, "matmul_tiles")
 
 
-def test_a_device_with_tiles_tells_the_numerics_of_one_without(tiled: list[CpuDevice], plain: CpuDevice) -> None:
+def test_tiles_report_the_same_numerics(tiled: list[CpuDevice], plain: CpuDevice) -> None:
     assert tiled[0].numerics == plain.numerics == Jit(LOWERINGS["portable"]).numerics
 
 
-def test_tiles_are_not_used_where_the_system_forbids_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_are_not_used_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     features = dict.fromkeys((*FEATURES, *LOWERINGS["amx"].needs), True)
     for allowed, name in ((False, "vnni"), (True, "amx")):
         monkeypatch.setattr(lowerings, "tiles_permitted", lambda allowed=allowed: allowed)
@@ -214,7 +214,7 @@ def test_tiles_are_not_used_where_the_system_forbids_them(monkeypatch: pytest.Mo
         lowerings.choose(features)
 
 
-def test_leave_is_asked_for_once_and_only_where_there_is_such_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_permission_is_requested_once_on_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     permission.tiles_permitted.cache_clear()
     assert permission.tiles_permitted() is False

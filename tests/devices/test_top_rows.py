@@ -50,7 +50,7 @@ def test_the_first_of_rows(device: CpuDevice, n: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.nan])
 @pytest.mark.parametrize("at", [0, 63, 64, 299, -1])
-def test_rows_that_are_no_numbers(bad: float, at: int) -> None:
+def test_rows_with_nan(bad: float, at: int) -> None:
     random = np.random.default_rng(3)
     rows = [random.standard_normal(333).astype(np.float32) for _ in range(3)]
     rows[1][at] = bad
@@ -59,7 +59,7 @@ def test_rows_that_are_no_numbers(bad: float, at: int) -> None:
     assert third[0].tolist() == [int(rows[2].argmax())]
 
 
-def test_what_is_no_row_is_refused() -> None:
+def test_invalid_rows_are_rejected() -> None:
     find = TopRows(jit_for(BEST))
     row = np.zeros(100, np.float32)
     for rows, ks in (

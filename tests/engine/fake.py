@@ -10,19 +10,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from waiting import GUARD, until
 
 from llamado.devices.device import DeviceLost
+from llamado.devices.split.placement import SplitOptions
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.engine import Engine
-from llamado.engine.forward.contract import CellKind, Cells, Scales
+from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales
+from llamado.engine.lora_scales import DefaultScales
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failure, Progress, Request, Result, Token
+from llamado.engine.scheduler.output import EngineVocabulary
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.models.memory import BatchPlacement, Latent, LayerMemory, Memory, RecurrentState, RowSpan, Span
+from llamado.models.memory import (
+    BatchPlacement,
+    Latent,
+    LayerMemory,
+    Memory,
+    MemoryOptions,
+    RecurrentState,
+    RowSpan,
+    Span,
+)
 from llamado.models.memory.parts import BLOCK
 from llamado.models.memory.states import States
 
@@ -64,9 +78,10 @@ class FakeForward:
     ) -> None:
         self.n_vocab = n_vocab
         self.max_batch = max_batch
-        self.memory = FakeMemory(
-            layers, n_cells, max_batch=max_batch, type_k=TensorType.F32, type_v=TensorType.F32, **options
+        sizes = MemoryOptions(
+            n_cells=n_cells, max_batch=max_batch, type_k=TensorType.F32, type_v=TensorType.F32, **options
         )
+        self.memory = FakeMemory(layers, sizes)
         self.memory.attach(self)
         self.rows = {t.name: np.zeros((t.ne[1], t.nb[1]), np.uint8) for t in self.memory.tensors}
         self.sizes: list[int] = []
@@ -85,6 +100,10 @@ class FakeForward:
     @property
     def chunk(self) -> int:
         return self.max_batch
+
+    @property
+    def recovery(self) -> Self:
+        return self
 
     def watch(self, callback: Callable[[], None]) -> None:
         self.watcher = callback
@@ -316,3 +335,20 @@ def settled(engine: Engine) -> EngineSnapshot:
     found = until(at_rest, "slots leaked")
     assert found is not None
     return found
+
+
+def new_engine(
+    forward: Forward,
+    tokenizer: EngineVocabulary,
+    *,
+    drafts: DraftManager | None = None,
+    lora: Sequence[float] = (),
+    invocations: Sequence[Sequence[int]] = (),
+    failover: float | None = None,
+    wait: float = 30.0,
+    **options: Any,
+) -> Engine:
+    """An engine with options by name; those of the split and of the adapters are named like the others."""
+    split = SplitOptions(failover=failover, request_wait=wait)
+    scales = DefaultScales(lora, invocations)
+    return Engine(forward, tokenizer, EngineOptions(split=split, **options), scales=scales, drafts=drafts)

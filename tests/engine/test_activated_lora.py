@@ -12,8 +12,8 @@ from waiting import GUARD
 
 from llamado.engine.errors import InvalidRequest, SlotFileError
 from llamado.engine.forward.contract import ActivatedScales
-from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request, Result
 from llamado.engine.sampling.params import Sampling

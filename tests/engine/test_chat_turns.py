@@ -14,17 +14,16 @@ from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.prompt_cache import CellReader, ReadRate
 from llamado.engine.cache.snapshots import NEAR
-from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeTokenizer, ask
+from .fake import FakeTokenizer, ask, new_engine
 from .test_snapshots import CONTROL, Chat, shared
 
 MODELS = {"gemma3": True, "granitehybrid": True, "qwen3next": False}
@@ -51,17 +50,17 @@ class Server:
     def __init__(self, path: Path, jit: Jit, folder: Path | None = None) -> None:
         self._file = GGUFFile.open(path)
         self.forward = forward = ModelRunner(
-            self._file, load_model(self._file), [CpuDevice(1, jit=jit)], n_cells=2048, n_sequences=2, max_batch=64
+            self._file,
+            load_model(self._file),
+            [CpuDevice(1, jit=jit)],
+            RunnerOptions(n_cells=2048, n_sequences=2, max_batch=64),
         )
-        self.disk = None
-        if folder is not None:
-            self.disk = DiskCache(folder, 1 << 30, forward.cell_kind, lambda: forward.numerics)
-            until(lambda: self.disk is not None and self.disk._looked is not None)
         tokenizer = FakeTokenizer(dict.fromkeys(range(self.forward.n_vocab), b"x"), eog=())
         tokenizer.control = CONTROL
-        self.engine = Engine(
-            forward, tokenizer, n_slots=2, n_ctx=2048, cache_ram=-1 if folder is not None else 0, disk=self.disk
-        )
+        cache = {} if folder is None else {"cache_ram": -1, "cache_disk": str(folder), "cache_disk_size": 1 << 30}
+        self.engine = new_engine(forward, tokenizer, n_slots=2, n_ctx=2048, **cache)
+        self.disk = self.engine.disk
+        until(lambda: self.disk is None or self.disk._looked is not None)
 
     def close(self) -> None:
         self.engine.close()

@@ -16,7 +16,9 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
@@ -51,7 +53,7 @@ def start(jit: Jit, path: Path) -> Iterator[Open]:
 
     def open_() -> ModelRunner:
         file = GGUFFile.open(path)
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], **SIZES))
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(**SIZES)))
         return opened[-1]
 
     yield open_
@@ -70,8 +72,8 @@ def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
 @pytest.mark.slow
 def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
     runner = start()
-    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1)
-    alone = Engine(start(), TOKENIZER, n_slots=1, n_ctx=512)
+    engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512, cache_ram=-1))
+    alone = Engine(start(), TOKENIZER, EngineOptions(n_slots=1, n_ctx=512))
     try:
 
         def check(prompt: list[int], n_cached: int, **options: Any) -> list[int]:
@@ -101,14 +103,14 @@ def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
 def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
     """Layers lie on two devices, and one dies twice in the middle of answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
-    engine = Engine(start(), TOKENIZER, n_slots=3, n_ctx=512)
+    engine = Engine(start(), TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
     engine.close()
     with GGUFFile.open(path) as file:
         n = load_model(file).hparams.n_layer
     placement = Placement((1,) * (n // 2) + (2,) * (n - n // 2), 2)
     home = test_restore.House(path, placement, jit, **SIZES)
-    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=512)
+    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n_said in (3, 20):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ConstraintFailed
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Failure, Request
 from llamado.engine.sampling.params import Sampling
 
@@ -81,7 +82,7 @@ def log() -> list[str]:
 
 @pytest.fixture
 def engine(log: list[str]) -> Iterator[Engine]:
-    engine = Engine(Async(log), FakeTokenizer(), n_slots=3)
+    engine = Engine(Async(log), FakeTokenizer(), EngineOptions(n_slots=3))
     yield engine
     engine.close()
 

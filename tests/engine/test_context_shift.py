@@ -21,11 +21,13 @@ from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
 from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler import outage
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -89,9 +91,7 @@ def test_as_a_plain_loop(
     engine = Engine(
         FakeForward(512, n_vocab=5, max_batch=max_batch),
         tokenizer,
-        n_slots=3,
-        n_ctx=n_ctx,
-        context_shift=True,
+        EngineOptions(n_slots=3, n_ctx=n_ctx, context_shift=True),
         drafts=DraftManager([Suffix()]) if drafting else None,
     )
     try:
@@ -123,7 +123,7 @@ def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
     assert expected != plain(FakeForward(), request, 24, bos=not bos)
     tokenizer = FakeTokenizer()
     tokenizer.add_bos = bos
-    engine = Engine(FakeForward(), tokenizer, n_ctx=24, context_shift=True)
+    engine = Engine(FakeForward(), tokenizer, EngineOptions(n_ctx=24, context_shift=True))
     try:
         assert ask(engine, request).tokens == expected
     finally:
@@ -133,7 +133,7 @@ def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
 @pytest.mark.slow
 def test_the_rule_of_llama_server() -> None:
     """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
-    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=256, context_shift=True)
+    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=256, context_shift=True))
     try:
         result = ask(engine, req([1, 2, 3, 4, 5, 6], 1000))
         assert (result.n_predicted, result.n_tokens_cached, result.truncated) == (1000, 243, True)
@@ -144,7 +144,7 @@ def test_the_rule_of_llama_server() -> None:
 
 
 def test_prompts_must_fit_even_so() -> None:
-    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=32, context_shift=True)
+    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=32, context_shift=True))
     try:
         with pytest.raises(ContextExceeded):
             engine.submit(req([1] * 32, 4), Client())
@@ -158,7 +158,7 @@ def test_prompts_must_fit_even_so() -> None:
 
 def test_what_follows_reuses_what_is_left() -> None:
     """The slot holds the shifted sequence afterwards, no more and no less."""
-    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=64, context_shift=True)
+    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=64, context_shift=True))
     try:
         request = req(list(range(1, 21)), 100, n_keep=10)
         answer = ask(engine, request).tokens
@@ -170,7 +170,7 @@ def test_what_follows_reuses_what_is_left() -> None:
 
 
 def test_no_end_in_sight_can_be_cancelled() -> None:
-    engine = Engine(FakeForward(), FakeTokenizer(), n_ctx=16, context_shift=True)
+    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=16, context_shift=True))
     try:
         client = send(engine, req([1, 2], -1))
         while len(client.events) < 100:
@@ -197,7 +197,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def forward(path: Path, jit: Jit) -> Iterator[ModelRunner]:
     with GGUFFile.open(path) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=64)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512, max_batch=64))
         yield forward
         forward.close()
 
@@ -207,7 +207,9 @@ def test_a_real_model(forward: ModelRunner) -> None:
     """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
     request = req(list(range(40, 60)), 100, n_keep=8)
     expected = plain(forward, request, 48)
-    engine = Engine(forward, FakeTokenizer(dict.fromkeys(range(320), b"x")), n_slots=2, n_ctx=48, context_shift=True)
+    engine = Engine(
+        forward, FakeTokenizer(dict.fromkeys(range(320), b"x")), EngineOptions(n_slots=2, n_ctx=48, context_shift=True)
+    )
     try:
         result = ask(engine, request)
         assert result.tokens == expected and result.truncated
@@ -220,16 +222,16 @@ def test_a_real_model(forward: ModelRunner) -> None:
 @pytest.mark.parametrize("after", [30, 31])
 def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Just before the context is shifted, and while it is read again."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=512, max_batch=16)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512, max_batch=16))
         request = req(list(range(40, 70)), 60)
         expected = plain(alone, request, 60)
         alone.close()
     home = House(path, TWO, jit, n_cells=512, max_batch=16)
     tokenizer = FakeTokenizer(dict.fromkeys(range(300), b"x"))
-    engine = Engine(home.forward, tokenizer, n_slots=2, n_ctx=60, context_shift=True)
+    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, n_ctx=60, context_shift=True))
     n_tokens = 0
 
     def die(event: object) -> None:

@@ -27,7 +27,7 @@ from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
 from llamado.engine.request import Result
 
-from .fake import ALL, FakeForward, FakeTokenizer, ask, send
+from .fake import ALL, FakeForward, FakeTokenizer, ask, new_engine, send
 from .test_memory_kinds import KINDS, Layers, Plain, new, req, talk, tokens
 from .test_recovery import FragileForward
 from .test_snapshots import CONTROL, Chat, shared
@@ -62,11 +62,13 @@ def start(layers: Layers, tmp_path: Path) -> Iterator[Start]:
 
     def build(forward: FakeForward | None = None, limit: int = 1 << 30, **options: Any) -> tuple[Engine, DiskCache]:
         forward = forward or new(layers, n_cells=8192)
-        disk = DiskCache(tmp_path / "cache", limit, forward.cell_kind, lambda: forward.numerics)
         tokenizer = FakeTokenizer(eog=())
         tokenizer.control = CONTROL
         given = {"n_slots": 1, "cache_ram": -1, "n_ctx": 4096, **options}
-        engines.append(Engine(forward, tokenizer, disk=disk, **given))
+        folder = str(tmp_path / "cache")
+        engines.append(new_engine(forward, tokenizer, cache_disk=folder, cache_disk_size=limit, **given))
+        disk = engines[-1].disk
+        assert disk is not None
         until(lambda: disk._looked is not None)
         return engines[-1], disk
 
@@ -394,7 +396,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, tests], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    until(lambda: len(files(tmp_path)) > 40)
+    until(lambda: sum(path.suffix != blocks.PART for path in files(tmp_path)) > 40)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for path in files(tmp_path):

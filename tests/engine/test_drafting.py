@@ -378,7 +378,7 @@ def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tup
         for i in range(6)
     ]
     forward = (FakeForward if depth == 1 else LateForward)(1024, n_vocab=3, max_batch=24)
-    engine = Engine(forward, FakeTokenizer(), n_slots=3, n_ctx=256, drafts=drafts)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)
     try:
         results = [client.result for client in [send(engine, request) for request in requests]]
         results += [ask(engine, request) for request in requests[:2]]
@@ -435,7 +435,7 @@ def test_several_windows_are_on_their_way(every: int) -> None:
 
     def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
-        engine = Engine(forward, FakeTokenizer(), n_slots=2, n_ctx=256, drafts=drafts)
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)
         try:
             return ask(engine, request).tokens, settled(engine).counters, forward
         finally:
@@ -455,14 +455,14 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
     prompt = [1, 2, 3, 4, 5]
     request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
     forward = LateForward(1024, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256))
     tokens = ask(engine, request).tokens
     engine.close()
     for every, most in ((10**9, 0), (50, 3 * 4)):
         forward = LateForward(1024, max_batch=64)
         forward.depth, forward.together = depth, 4
         known = Known([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
-        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=free(known, most=2))
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
         try:
             assert ask(engine, request).tokens == tokens
         finally:
@@ -481,7 +481,7 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 
     def told(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
-        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=1024, drafts=drafts)
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)
         try:
             return ask(engine, request).tokens
         finally:
@@ -496,7 +496,7 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 def test_a_draft_ends_where_the_answer_ends() -> None:
     """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(eog=(0,)), n_slots=1, n_ctx=64, drafts=free(Suffix()))
+    engine = Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
     try:
         for n in range(1, 30):
             result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))
@@ -511,7 +511,7 @@ def test_lengths_that_were_asked_for_are_kept_to() -> None:
     sizes = {}
     for name, options in {"any": {}, "most": {"most": 2}, "least": {"least": 100}}.items():
         forward = FakeForward(512, n_vocab=2, max_batch=64)
-        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=free(Suffix(), **options))
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
         try:
             ask(engine, Request(prompt=[1, 1, 1], n_predict=100, sampling=Sampling(seed=3, ignore_eos=True)))
         finally:
@@ -528,7 +528,9 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
     """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time
     kind = ModelKind(draft, 97, ends=frozenset({0}))
-    engine = Engine(FakeForward(2048, max_batch=32), FakeTokenizer(), n_slots=3, n_ctx=256, drafts=free(kind, most=6))
+    engine = Engine(
+        FakeForward(2048, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=free(kind, most=6)
+    )
     try:
         for round_ in range(3):
             asked = [
@@ -560,7 +562,7 @@ def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) ->
         forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
         drafts = free(ModelKind(draft, 97, ends=frozenset()))
         monkeypatch.setattr(DraftWindow, "length", length)
-        engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
         try:
             assert len(ask(engine, request).tokens) == 100
         finally:
@@ -589,7 +591,7 @@ def test_a_model_is_asked_again() -> None:
     forward, draft = FakeForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
     drafts = free(ModelKind(draft, 97, ends=frozenset()))
     drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
-    engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
     try:
         ask(engine, Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True)))
     finally:
@@ -600,7 +602,7 @@ def test_a_model_is_asked_again() -> None:
 def test_a_lost_draft_device_ends_no_answer() -> None:
     draft = FakeForward(1024, max_batch=32)
     kind = ModelKind(draft, 97, ends=frozenset())
-    engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), n_slots=1, drafts=free(kind))
+    engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=1), drafts=free(kind))
     request = Request(prompt=[1, 2, 3], n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
     try:
         tokens = ask(engine, request).tokens

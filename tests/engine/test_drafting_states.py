@@ -18,7 +18,9 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Counters, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
@@ -51,7 +53,7 @@ def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
 
 
 def told(forward: FakeForward, drafts: DraftManager | None, requests: list[Request]) -> tuple[list[Result], Counters]:
-    engine = Engine(forward, FakeTokenizer(), n_slots=3, n_ctx=256, drafts=drafts)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)
     try:
         return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters
     finally:
@@ -105,7 +107,7 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
     right, _ = told(new(layers, 1, 0), None, [request()])
     text = [*PROMPT, 1, *right[0].tokens]
     drafts = free(Known(text, lambda at: at % 9 == 8))
-    engine = Engine(new(layers, 4, 1), FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
+    engine = Engine(new(layers, 4, 1), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
     try:
         for n in range(10, 30):
             client = send(engine, request())
@@ -163,7 +165,12 @@ def start(jit: Jit, tmp_path: Path) -> Iterator[Any]:
         file = GGUFFile.open(path if path.exists() else make(TINY[name], path))
         device = CpuDevice(1, jit=jit)
         opened.append(
-            (ModelRunner(file, load_model(file), [device], n_cells=768, n_sequences=2, max_batch=32, **options), file)
+            (
+                ModelRunner(
+                    file, load_model(file), [device], RunnerOptions(n_cells=768, n_sequences=2, max_batch=32, **options)
+                ),
+                file,
+            )
         )
         return opened[-1][0]
 
@@ -181,7 +188,7 @@ def test_real_models(start: Any, name: str) -> None:
 
     def told(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:
         drafts = free(*kinds) if kinds else None
-        engine = Engine(runner, tokenizer, n_slots=2, n_ctx=256, drafts=drafts)
+        engine = Engine(runner, tokenizer, EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)
         try:
             samplings = {1: Sampling(seed=1, temperature=0.0), 9: Sampling(seed=2, temperature=0.8)}
             found = [

@@ -31,11 +31,12 @@ from llamado.engine.errors import (
     InvalidRequest,
     QueueFull,
 )
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import Output, Pooling, load_model
 from llamado.models.batch import Batch
-from llamado.models.memory import KeysValues, Memory
+from llamado.models.memory import KeysValues, Memory, MemoryOptions
 
 Array = NDArray[Any]
 Open = Callable[..., Embedder]
@@ -65,10 +66,12 @@ def start(jit: Jit) -> Iterator[Open]:
             file,
             model,
             [CpuDevice(n_threads, jit=jit) for _ in (placement.devices if placement is not None else (0,))],
+            RunnerOptions(
+                n_cells=cells_for(max_batch, n_ctx),
+                max_batch=max_batch,
+                output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
+            ),
             placement,
-            n_cells=cells_for(max_batch, n_ctx),
-            max_batch=max_batch,
-            output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
         )
         embedder = Embedder(forward, pooling=pooling, causal=model.hparams.causal, n_ctx=n_ctx)
         opened.append((embedder, forward, file))
@@ -214,7 +217,7 @@ class Slow:
     """A forward pass that waits to be let go; every row is its token."""
 
     n_vocab, max_batch, width = 100, 8, 1
-    memory = Memory([KeysValues(32, 32)], 256)
+    memory = Memory([KeysValues(32, 32)], MemoryOptions(n_cells=256))
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

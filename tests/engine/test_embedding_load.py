@@ -14,7 +14,7 @@ from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory
 from llamado.engine import loaded_model as loading
 from llamado.engine.embedding import load as embedding_loading
-from llamado.engine.forward.fitting import MemoryOptions, sizes_for
+from llamado.engine.forward.fitting import MemoryRequest, sizes_for
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.types import TensorType
@@ -56,7 +56,7 @@ def test_an_embedder_gets_what_answers_leave(
     cells = 4 * LEAST
     with LoadedModel.load(path, OPTIONS) as both:
         assert both.embedder is not None and both.embedder.n_ctx == cells
-        wanted = MemoryOptions(cells, 1, True, OPTIONS.max_batch, TensorType.F16, TensorType.F16)
+        wanted = MemoryRequest(cells, 1, True, OPTIONS.max_batch, TensorType.F16, TensorType.F16)
         sizes = sizes_for(both.file, both.model, wanted, cells)
     assert not caplog.records
     memory[0] = sizes.weights + 2 * (sum(sizes.kv) + sizes.compute + sizes.head_compute) - sum(sizes.kv) // 2

@@ -12,6 +12,7 @@ from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel, lacks
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.metadata import Metadata
@@ -47,7 +48,7 @@ def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> LoadedModel:
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    engine = Engine(forward, tokenizer, n_slots=1, n_ctx=256)
+    engine = Engine(forward, tokenizer, EngineOptions(n_slots=1, n_ctx=256))
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=n_predict)
     return LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
 

@@ -19,11 +19,12 @@ from waiting import GUARD, until
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Failure, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.stop_text import AnswerText
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled
+from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, send, settled
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -41,7 +42,7 @@ def make() -> Iterator[Make]:
         **kw: Any,
     ) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab, max_batch=max_batch)
-        engine = Engine(forward, tokenizer or FakeTokenizer(), **kw)
+        engine = new_engine(forward, tokenizer or FakeTokenizer(), **kw)
         engines.append(engine)
         return engine, forward
 
@@ -57,7 +58,7 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 def alone(request: Request, **kw: Any) -> Result:
     """The answer of an engine that does nothing else, token by token."""
-    engine = Engine(FakeForward(max_batch=1), FakeTokenizer(), n_slots=1, **kw)
+    engine = Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))
     try:
         return ask(engine, request)
     finally:
@@ -421,7 +422,9 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
             client.wait()
     settled(engine)
 
-    judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), n_slots=1, n_ctx=shape.get("n_ctx"))
+    judge = Engine(
+        FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=shape.get("n_ctx"))
+    )
     try:
         for i, (request, client) in enumerate(zip(requests, clients, strict=True)):
             request.cache_prompt = False
@@ -449,8 +452,10 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 6), st.integers(1, 70))
 def test_any_shape(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> None:
     rng = random.Random(seed)
-    engine = Engine(FakeForward(n_blocks * 256, max_batch=max_batch), FakeTokenizer(), n_slots=n_slots, n_ctx=400)
-    judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), n_slots=1, n_ctx=400)
+    engine = Engine(
+        FakeForward(n_blocks * 256, max_batch=max_batch), FakeTokenizer(), EngineOptions(n_slots=n_slots, n_ctx=400)
+    )
+    judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=400))
     try:
         requests = [random_request(rng) for _ in range(12)]
         for request in requests:
@@ -684,6 +689,6 @@ def test_a_character_that_is_broken_off_is_replaced(stop: tuple[str, ...]) -> No
 def test_a_closed_engine_leaves_the_forward_pass_to_the_next() -> None:
     forward = FakeForward(256)
     for seed in range(4):
-        engine = Engine(forward, FakeTokenizer(), n_ctx=256)
+        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=256))
         assert ask(engine, req([*range(10 + seed, 90 + seed)], 8)).n_predicted == 8
         engine.close()

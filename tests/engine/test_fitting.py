@@ -13,7 +13,7 @@ from tiny_models import make_llama
 
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
 from llamado.engine import loaded_model
-from llamado.engine.forward.fitting import Fit, MemoryOptions, fit, placed, sizes_for
+from llamado.engine.forward.fitting import Fit, MemoryRequest, fit, placed, sizes_for
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.reader import GGUFFile
@@ -37,8 +37,8 @@ def file(folder: Path, request: pytest.FixtureRequest) -> Iterator[GGUFFile]:
         yield found
 
 
-def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> MemoryOptions:
-    return MemoryOptions(n_ctx, n_slots, unified, 512, TensorType.F16, TensorType.F16)
+def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> MemoryRequest:
+    return MemoryRequest(n_ctx, n_slots, unified, 512, TensorType.F16, TensorType.F16)
 
 
 def need(file: GGUFFile, n_ctx: int) -> int:
@@ -112,7 +112,7 @@ def test_what_does_not_help_is_not_advised(file: GGUFFile) -> None:
         placed(sizes, [here(1), far], SplitOptions(rpc=("h:1",), tensor_split=(1.0,)))
 
 
-def allowed(**more: Any) -> MemoryOptions:
+def allowed(**more: Any) -> MemoryRequest:
     return wanted()._replace(fit=FitOptions(**more))
 
 

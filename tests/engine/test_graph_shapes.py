@@ -8,15 +8,18 @@ from typing import Any, cast
 import pytest
 
 from llamado.engine.forward.graphs import Graphs
-from llamado.models.batch import BatchShape, Output
+from llamado.engine.forward.options import RunnerOptions
+from llamado.models.batch import BatchShape
 
 
 class Prepared(Graphs):
     """Notes what it is told to prepare."""
 
     def __init__(self, max_batch: int) -> None:
-        here = cast(Any, SimpleNamespace(placement=None))
-        super().__init__(here, [], max_batch, 4096, Output.LOGITS, n_adapters=0, n_states=0)
+        tensors = cast(Any, SimpleNamespace(placement=None))
+        model = cast(Any, SimpleNamespace(adapters=(), hidden_widths=(0,)))
+        memory = cast(Any, SimpleNamespace(n_cells=4096, has_states=False))
+        super().__init__(tensors, [], model, memory, RunnerOptions(n_cells=4096, max_batch=max_batch))
         self.shapes: list[BatchShape] = []
 
     def prepare(self, shape: BatchShape) -> None:

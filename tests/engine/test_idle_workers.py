@@ -20,7 +20,7 @@ from llamado.devices.split.placement import (
 )
 from llamado.devices.split.rules import UnknownDevice, place
 from llamado.engine.forward import device_pool
-from llamado.engine.forward.fitting import MemoryOptions
+from llamado.engine.forward.fitting import MemoryRequest
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -152,7 +152,7 @@ def pool(
     monkeypatch.setattr(device_pool, "figures_of", lambda device: found[device.name != "CPU"])
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
     with GGUFFile.open(path) as file:
-        wanted = MemoryOptions(256, 1, True, 64, TensorType.F16, TensorType.F16)
+        wanted = MemoryRequest(256, 1, True, 64, TensorType.F16, TensorType.F16)
         here: Any = SimpleNamespace(name="CPU", close=lambda: None)
         return device_pool.DevicePool(split, here, file, load_model(file), wanted)
 

@@ -23,8 +23,10 @@ from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.ggml.ops import Op
@@ -33,7 +35,7 @@ from llamado.gguf.types import TensorType
 from llamado.models import BatchShape
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.architectures.granite.granitehybrid import GraniteHybridModel
-from llamado.models.memory import Handle, Span
+from llamado.models.memory import Handle, MemoryOptions, Span
 
 from . import test_restore
 from .fake import FakeTokenizer, ask, send
@@ -69,7 +71,7 @@ def start(jit: Jit, kind: Kind, path: Path) -> Iterator[Open]:
     def open_(**options: Any) -> ModelRunner:
         file = GGUFFile.open(path)
         given = {"n_cells": 1536, "n_sequences": 3, "max_batch": MAX_BATCH, **options}
-        opened.append(ModelRunner(file, kind(file), [CpuDevice(1, jit=jit)], **given))
+        opened.append(ModelRunner(file, kind(file), [CpuDevice(1, jit=jit)], RunnerOptions(**given)))
         return opened[-1]
 
     yield open_
@@ -112,7 +114,7 @@ def same(a: Array, b: Array) -> bool:
 def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
     memory = start().memory
     with GGUFFile.open(path) as file:
-        sizes = model_sizes(file, kind(file), n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
+        sizes = model_sizes(file, kind(file), MemoryOptions(n_cells=1536, n_sequences=3, max_batch=MAX_BATCH))
     if kind is Deepseek2Model:
         row = (RANK + ROPE) * 2
         assert sizes.kv == (1536 * row,) * 4 and memory.token_bytes == 4 * row and not memory.has_tails
@@ -211,8 +213,10 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     runner, plain = start(), start()
-    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1, drafts=DraftManager([Suffix()]))
-    alone = Engine(plain, TOKENIZER, n_slots=1, n_ctx=512)
+    engine = Engine(
+        runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512, cache_ram=-1), drafts=DraftManager([Suffix()])
+    )
+    alone = Engine(plain, TOKENIZER, EngineOptions(n_slots=1, n_ctx=512))
     try:
         said, n_cached = text(4, 150), 0
 
@@ -246,13 +250,13 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
     """Layers of each sort lie on two devices, and one dies twice in the middle of answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
     runner = start()
-    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512)
+    engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
     assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
     engine.close()
     monkeypatch.setattr(test_restore, "load_model", kind)
     home = test_restore.House(path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
-    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=512)
+    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
@@ -278,7 +282,7 @@ def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
     if kind is Deepseek2Model:
         with GGUFFile.open(path) as file:
             model = kind(file)
-            memory = model.memory(512)
+            memory = model.memory(MemoryOptions(n_cells=512))
             graph = model.build(BatchShape(4, 1, 256), memory)
         attention = [node for node in graph.nodes if node.op is Op.FLASH_ATTN_EXT]
         assert len(attention) == 4

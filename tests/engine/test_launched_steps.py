@@ -23,14 +23,16 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Event, Failure, Request, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import Client, FakeTokenizer, ask, send
+from .fake import Client, FakeTokenizer, ask, new_engine, send
 
 Make = Callable[..., tuple[Engine, "Counting"]]
 
@@ -107,8 +109,8 @@ def make(path: Path, jit: Jit) -> Iterator[Make]:
 
     def build(kind: type[Counting] = Counting, n_threads: int = 2, **options: Any) -> tuple[Engine, Counting]:
         device, file = kind(n_threads, jit=jit), GGUFFile.open(path)
-        forward = ModelRunner(file, load_model(file), [device], n_cells=1024, max_batch=64)
-        engine = Engine(forward, LETTERS, **{"n_slots": 4, "n_ctx": 256, **options})
+        forward = ModelRunner(file, load_model(file), [device], RunnerOptions(n_cells=1024, max_batch=64))
+        engine = new_engine(forward, LETTERS, **{"n_slots": 4, "n_ctx": 256, "n_threads": 2, **options})
         opened.append((engine, forward))
         return engine, device
 
@@ -193,9 +195,12 @@ def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
 
 
 @pytest.mark.parametrize("spare_core", [False, True])
-def test_who_deals_with_tokens_has_the_engine_s_core(make: Make, spare_core: bool) -> None:
+def test_who_deals_with_tokens_has_the_engine_s_core(
+    make: Make, monkeypatch: pytest.MonkeyPatch, spare_core: bool
+) -> None:
     """Once a step, while others compute, and only where there is no other core."""
-    engine, device = make(spare_core=spare_core)
+    monkeypatch.setattr("llamado.engine.options.cores", lambda: 3 if spare_core else 2)
+    engine, device = make()
     seen: list[tuple[int, bool]] = []
     clients = [Client(), Client()]
 
@@ -304,6 +309,6 @@ def test_an_engine_that_is_closed_in_between(make: Make, where: str) -> None:
     assert isinstance(client.events[-1], Failure) and isinstance(client.events[-1].error, EngineClosed)
     engine._thread.join(60)
     assert not engine._thread.is_alive() and launched == [True] and not device.launched
-    again = Engine(engine._forward, LETTERS, n_slots=4, n_ctx=256)
+    again = Engine(engine._forward, LETTERS, EngineOptions(n_slots=4, n_ctx=256))
     assert told(send(again, req(40)).wait()) == expected
     again.close()

@@ -38,7 +38,7 @@ def llama(tiny: Path) -> Iterator[LoadedModel]:
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    engine = Engine(forward, tokenizer, n_slots=2, n_ctx=512)
+    engine = Engine(forward, tokenizer, EngineOptions(n_slots=2, n_ctx=512))
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=16)
     with LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults) as llama:
         yield llama

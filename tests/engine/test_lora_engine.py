@@ -23,17 +23,19 @@ from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError, InvalidRequest, SlotFileError
 from llamado.engine.forward.contract import as_scales
-from llamado.engine.forward.lora_scales import DefaultScales
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
+from llamado.models.memory import MemoryOptions
 
-from .fake import FakeForward, FakeTokenizer, ask, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
 from .test_restore import MortalDevice
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +51,7 @@ def make() -> Iterator[Make]:
 
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
+        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
         return engines[-1], forward
 
     yield build
@@ -262,7 +264,9 @@ def opened(model: Path, adapters: list[Path], devices: list[Any], placement: Pla
     file = GGUFFile.open(model)
     found = load_model(file)
     load_adapters(found, adapters)
-    return ModelRunner(file, found, devices, placement, **{"n_cells": 1024, "max_batch": 64, "whole": True, **kw})
+    return ModelRunner(
+        file, found, devices, RunnerOptions(**{"n_cells": 1024, "max_batch": 64, "whole": True, **kw}), placement
+    )
 
 
 FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))
@@ -282,10 +286,12 @@ def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> 
     tokenizer = FakeTokenizer(dict.fromkeys(range(600), b"x"), eog=())
     alone = []
     for request in asked:
-        engine = Engine(forward, tokenizer, lora=(0.0, 0.0), n_ctx=512)
+        engine = Engine(forward, tokenizer, EngineOptions(n_ctx=512), scales=DefaultScales((0.0, 0.0)))
         alone.append(ask(engine, request).probs)
         engine.close()
-    engine = Engine(forward, tokenizer, n_slots=4, lora=(0.0, 0.0), n_ctx=512, cache_ram=16)
+    engine = Engine(
+        forward, tokenizer, EngineOptions(n_slots=4, n_ctx=512, cache_ram=16), scales=DefaultScales((0.0, 0.0))
+    )
     rng.shuffle(order := list(range(len(asked))))
     clients = {i: send(engine, asked[i]) for i in order}
     assert [clients[i].result.probs for i in range(len(asked))] == alone
@@ -317,7 +323,7 @@ def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
         layers = {int(name.split(".")[1]) for name in added}
         assert layers == ({0, 1}, {2, 3})[number] and len(added) == 2 * 2 * 7
     devices[0].die()
-    forward.restore(False)
+    forward.recovery.restore(False)
     back = forward.devices[1]
     assert isinstance(back, MortalDevice) and sorted(back.loaded) == sorted(devices[0].loaded)
     for scales, rows in zip(FEW, right, strict=True):
@@ -348,9 +354,9 @@ def test_adapters_go_with_a_weight_that_is_elsewhere(model: Path, adapters: list
 def test_sizes_hold_the_adapters(model: Path, adapters: list[Path]) -> None:
     with GGUFFile.open(model) as file:
         found = load_model(file)
-        plain = model_sizes(file, found, n_cells=256)
+        plain = model_sizes(file, found, MemoryOptions(n_cells=256))
         with_adapters = load_adapters(found, adapters)
-        sizes = model_sizes(file, found, n_cells=256)
+        sizes = model_sizes(file, found, MemoryOptions(n_cells=256))
         more = sum(tensor.nbytes for adapter in with_adapters for tensor in adapter.tensors)
         assert sum(sizes.layers) - sum(plain.layers) == more > 0
         for adapter in with_adapters:

@@ -25,7 +25,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.memory.parts import BLOCK
 
-from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, new_engine, send
 from .test_recovery import FragileForward
 
 WINDOW = 40
@@ -58,7 +58,7 @@ def make(layers: Layers) -> Iterator[Make]:
 
     def build(forward: FakeForward | None = None, **options: Any) -> tuple[Engine, FakeForward]:
         forward = forward or new(layers)
-        engines.append(Engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
+        engines.append(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
         return engines[-1], forward
 
     yield build
@@ -281,7 +281,7 @@ def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> Non
     for n in (60, 150):
         until(lambda n=n: sum(forward.sizes) > n or all(c.over.is_set() for c in clients))  # type: ignore[misc]
         forward.die()
-        until(lambda: forward.lost() is None)
+        until(lambda: forward.recovery.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 15)
     forward.end()
@@ -369,7 +369,7 @@ def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers
     forward.die()
     forward.go_on()
     assert shared == SHARED and not ended
-    until(lambda: forward.lost() is None)
+    until(lambda: forward.recovery.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 60)
     until(lambda: engine.snapshot().kv_cells_shared == SHARED, "they do not share again")

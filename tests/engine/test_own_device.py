@@ -18,6 +18,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import Device, DeviceError, DeviceLost
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
@@ -139,7 +140,7 @@ def test_a_runner_on_one_alone(
     (device,) = OwnBackend(places, registry.DeviceOptions()).devices()
     with GGUFFile.open(path) as file:
         tokens = np.array(load_tokenizer(file.metadata).encode(PROMPTS[0]), np.int32)
-        runner = ModelRunner(file, load_model(file), [device], n_cells=64, max_batch=32)
+        runner = ModelRunner(file, load_model(file), [device], RunnerOptions(n_cells=64, max_batch=32))
         handle = runner.memory.allocate(len(tokens))
         assert handle is not None
         outputs = np.array([len(tokens) - 1], np.int32)

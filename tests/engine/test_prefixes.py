@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.prompt_cache import CellReader
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
-from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE, SequenceCache, SnapshotOptions
+from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE, SequenceCache
+from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
 
@@ -28,18 +30,9 @@ def slots() -> list[Slot]:
 @pytest.fixture
 def sequences(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> SequenceCache:
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    options = EngineOptions(cache_ram=-1)
     return SequenceCache(
-        FakeForward(),
-        slots,
-        Statistics(),
-        n_ctx=1024,
-        cache_ram=-1,
-        idle_slots=None,
-        snapshots=SnapshotOptions(),
-        control=np.empty(0, np.int32),
-        disk=None,
-        notify=lambda: None,
-        note_loss=lambda lost: None,
+        FakeForward(), Queue(slots, options.max_queue), Statistics(), options, np.empty(0, np.int32), lambda lost: None
     )
 
 

@@ -19,15 +19,17 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.cache import prompt_cache
 from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadCost, StoredSequence
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler import outage
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeForward, FakeTokenizer, ask, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -46,7 +48,7 @@ def make() -> Iterator[Make]:
 
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
+        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
         return engines[-1], forward
 
     yield build
@@ -79,7 +81,7 @@ def talk(engine: Engine, n_conversations: int, n_turns: int) -> list[list[tuple[
 @pytest.mark.parametrize("idle_slots", [None, "keep", "clear"])
 def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
     """--cache-idle-slots: who starts finds the cells of idle slots free, and their sequences in memory."""
-    engine, _ = make(n_slots=3, idle_slots=idle_slots)
+    engine, _ = make(n_slots=3, cache_idle_slots=idle_slots)
     plain, _ = make(n_slots=3)
     said = [prompt(seed) for seed in range(2)]
     first = [ask(engine, req(tokens)) for tokens in said]
@@ -296,13 +298,13 @@ def two_turns(engine: Engine, n: int) -> list[Any]:
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
     with GGUFFile.open(model) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64)
-        engine = Engine(alone, TOKENIZER, n_slots=1)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024, max_batch=64))
+        engine = Engine(alone, TOKENIZER, EngineOptions(n_slots=1))
         expected, cached = two_turns(engine, 3)
         assert max(cached[:-1]) == 0
         engine.close()
         home = House(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
-        engine = Engine(home.forward if home is not None else alone, TOKENIZER, n_slots=1, cache_ram=-1)
+        engine = Engine(home.forward if home is not None else alone, TOKENIZER, EngineOptions(n_slots=1, cache_ram=-1))
         found, cached = two_turns(engine, 3)
         assert found == expected and cached == [85] * 3
         engine.close()
@@ -340,12 +342,12 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """While cells go to memory or come back: nothing is lost but time."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    plain = Engine(home.forward, TOKENIZER, n_slots=1)
+    plain = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1))
     expected, _ = two_turns(plain, 3)
     plain.close()
-    engine = Engine(home.forward, TOKENIZER, n_slots=1, cache_ram=1)
+    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
     place = "_keep" if what == "read" else "recall"
     work = getattr(engine._sequence_cache, place)
     n = 0

@@ -32,8 +32,8 @@ def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.Monke
     class Stop(Exception):
         pass
 
-    def remember(*args: object, cache_ram: int, **options: Any) -> None:
-        given.append(cache_ram)
+    def remember(forward: object, tokenizer: object, options: EngineOptions, **parts: Any) -> None:
+        given.append(options.cache_ram)
         raise Stop
 
     monkeypatch.setattr(loaded_model, "Engine", remember)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from llamado.engine.engine import Engine
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Event, Request, Token
 from llamado.engine.sampling.params import Sampling
 
@@ -22,7 +23,7 @@ class Waits:
     def __init__(self, pace: float, n_slots: int = 9) -> None:
         """`pace`: tokens of prompts per second that the engine believes in."""
         self.forward = FakeForward(32768, max_batch=512)
-        self.engine = Engine(self.forward, FakeTokenizer(), n_slots=n_slots, n_ctx=8192)
+        self.engine = Engine(self.forward, FakeTokenizer(), EngineOptions(n_slots=n_slots, n_ctx=8192))
         self.gate, started = threading.Event(), threading.Event()
         self.forward.before = lambda n: (started.set(), self.gate.wait())[0]
         self.tokens: dict[int, int] = {}

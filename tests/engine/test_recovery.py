@@ -21,18 +21,20 @@ from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.devices.device import DeviceError, DeviceLost
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Away, Failure, Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import queue, recovery, slots
+from llamado.engine.scheduler import outage, queue, slots
 from llamado.ggml.tensor import Tensor
 from llamado.models.memory import Span
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, send
+from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, send
 
 Job = tuple[Future[NDArray[np.float32]], tuple[Any, ...]]
 
@@ -197,7 +199,7 @@ def make() -> Iterator[Make]:
         *, n_cells: int = 4096, n_vocab: int = 97, max_batch: int = 64, depth: int = 1, **kw: Any
     ) -> tuple[Engine, FragileForward]:
         forward = FragileForward(n_cells, n_vocab=n_vocab, max_batch=max_batch, depth=depth)
-        made.append((Engine(forward, FakeTokenizer(), **kw), forward))
+        made.append((new_engine(forward, FakeTokenizer(), **kw), forward))
         return made[-1]
 
     yield build
@@ -210,8 +212,8 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.02)
 
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
@@ -221,7 +223,7 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 def alone(request: Request, n_vocab: int = 97) -> list[int]:
     """The answer of an engine that does nothing else, on a device that does not die."""
-    engine = Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), n_slots=1)
+    engine = Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
     try:
         return ask(engine, request).tokens
     finally:
@@ -242,7 +244,7 @@ class Clock:
             monotonic=lambda: time.monotonic() + self._skipped,
             perf_counter=time.perf_counter, time=time.time, sleep=time.sleep,
         )  # fmt: skip
-        for module in (queue, recovery, slots):
+        for module in (queue, outage, slots):
             monkeypatch.setattr(module, "time", here)
 
     def skip(self, seconds: float) -> None:
@@ -284,7 +286,7 @@ def test_lost_while_prompts_are_read(make: Make) -> None:
         done = len(forward.sizes)
         until(lambda done=done: len(forward.sizes) >= done + 10)  # type: ignore[misc]
         forward.die()
-        until(lambda: forward.lost() is None)
+        until(lambda: forward.recovery.lost() is None)
     for prompt, client in zip(prompts, clients, strict=True):
         assert client.result.tokens == alone(req(prompt, 5))
         assert client.result.n_prompt == 300
@@ -489,7 +491,7 @@ def test_never_elsewhere_unless_told(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.refusals = 15
     forward.die()
-    until(lambda: forward.lost() is None)
+    until(lambda: forward.recovery.lost() is None)
     assert forward.restored == [False] * 16
     assert ask(engine, req([1], 3)).n_predicted == 3
 
@@ -642,7 +644,7 @@ def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)
     forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
-    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=DraftManager([Suffix()]))
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=6, n_ctx=500), drafts=DraftManager([Suffix()]))
     try:
         requests = []
         for _ in range(10):
@@ -693,13 +695,17 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
     engine = Engine(
         forward,
         FakeTokenizer(),
-        n_slots=n_slots,
-        n_ctx=n_ctx,
+        EngineOptions(
+            n_slots=n_slots,
+            n_ctx=n_ctx,
+            prefill_chunk=rng.choice([4, 256]),
+            split=SplitOptions(failover=rng.choice([None, 0.0, 0.01])),
+        ),
         drafts=DraftManager([Suffix()]) if drafting else None,
-        failover=rng.choice([None, 0.0, 0.01]),
-        prefill_chunk=rng.choice([4, 256]),
     )
-    judge = Engine(FakeForward(1024, max_batch=512, n_vocab=n_vocab), FakeTokenizer(), n_slots=1, n_ctx=n_ctx)
+    judge = Engine(
+        FakeForward(1024, max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=n_ctx)
+    )
     over = threading.Event()
 
     def havoc() -> None:
@@ -796,7 +802,7 @@ class MovingForward(FragileForward):
 def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "llamado")
     forward = MovingForward(n_vocab=97, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(), n_slots=2, failover=0.0)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, split=SplitOptions(failover=0.0)))
     try:
         for _ in range(2):
             caplog.clear()
@@ -817,7 +823,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
-        engine._recovery._failover = None
+        engine._outage._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
@@ -832,10 +838,10 @@ def test_a_move_that_fails_is_not_tried_all_the_time(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs everybody's cells."""
-    monkeypatch.setattr(recovery, "_FIRST_REST", 0.3)
+    monkeypatch.setattr(outage, "_FIRST_REST", 0.3)
     forward = MovingForward(n_vocab=97, max_batch=64)
     forward.there, forward.refusals_to_move = True, 1
-    engine = Engine(forward, FakeTokenizer(), n_slots=2, failover=0.0)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, split=SplitOptions(failover=0.0)))
     try:
         client = send(engine, req(text(20), 2000))
         until(lambda: client.tokens)

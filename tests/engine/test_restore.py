@@ -21,14 +21,16 @@ from waiting import until
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
-from llamado.devices.split.placement import NotEnoughMemory, Placement
+from llamado.devices.split.placement import NotEnoughMemory, Placement, SplitOptions
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler import outage
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -152,10 +154,8 @@ class House:
             self.file,
             load_model(self.file),
             [CpuDevice(1, jit=jit), *self.born],
+            RunnerOptions(reconnect=self.reconnect, replace=self.replace, **{"n_cells": 2048, **options}),
             placement,
-            reconnect=self.reconnect,  # type: ignore[arg-type]
-            replace=self.replace,
-            **{"n_cells": 2048, **options},
         )
 
     def reconnect(self, lost: MortalDevice) -> MortalDevice:
@@ -232,7 +232,7 @@ def same(a: Array, b: Array) -> bool:
 @pytest.fixture(scope="module")
 def right(model: Path, jit: Jit) -> Array:
     with GGUFFile.open(model) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         try:
             return feed(forward, text(40))
         finally:
@@ -251,13 +251,13 @@ def test_only_what_was_lost_is_loaded_again(model: Path, house: Open, right: Arr
     assert first.loaded and second.loaded and not set(first.loaded) & set(second.loaded)
     before = [*second.loaded], [*second.placed]
     told = threading.Event()
-    forward.watch(told.set)
+    forward.recovery.watch(told.set)
     first.die()
-    assert told.is_set() and forward.lost() is not None
+    assert told.is_set() and forward.recovery.lost() is not None
     with pytest.raises(DeviceLost):
         feed(forward, text(3))
-    forward.restore(False)
-    assert forward.lost() is None
+    forward.recovery.restore(False)
+    assert forward.recovery.lost() is None
     assert sorted(home.device(1).loaded) == sorted(first.loaded) and home.device(1) is not first
     assert (second.loaded, second.placed) == before
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
@@ -270,10 +270,10 @@ def test_as_long_as_it_is_away_nothing_changes(model: Path, house: Open, right: 
     home.device(1).die()
     for _ in range(3):
         with pytest.raises(DeviceLost, match="RPC1 is lost: nobody listens there"):
-            forward.restore(False)
-        assert forward.lost() is not None
+            forward.recovery.restore(False)
+        assert forward.recovery.lost() is not None
     home.away.clear()
-    forward.restore(False)
+    forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
     assert home.replaced == []
 
@@ -286,11 +286,11 @@ def test_layers_go_to_those_left(model: Path, house: Open, right: Array, placeme
     feed(forward, text(40))
     home.away = {"RPC1", "RPC2"}
     home.device(1).die()
-    forward.restore(True)
+    forward.recovery.restore(True)
     assert home.replaced == [[0, 2]]
     assert same(feed(forward, text(40)), right)
     home.device(2).die()
-    forward.restore(True)  # all on this machine
+    forward.recovery.restore(True)  # all on this machine
     assert home.replaced == [[0, 2], [0]]
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
 
@@ -302,9 +302,9 @@ def test_one_of_two_comes_back(model: Path, house: Open, right: Array) -> None:
     for number in (1, 2, 3):
         home.device(number).die()
     with pytest.raises(DeviceLost, match="worker RPC1 and RPC3 is lost"):
-        forward.restore(False)
+        forward.recovery.restore(False)
     home.away = {"RPC3"}
-    forward.restore(True)
+    forward.recovery.restore(True)
     assert home.replaced == [[0, 1, 2]], "who came back keeps what it had"
     assert forward.placement == Placement((1, 2, 2, 2), 2)
     assert same(feed(forward, text(40)), right)
@@ -341,11 +341,11 @@ def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: st
         home.device(1).die()
     home.device(3).die()
     with pytest.raises(DeviceLost):
-        forward.restore(True)
-    assert forward.lost() is not None
+        forward.recovery.restore(True)
+    assert forward.recovery.lost() is not None
     loaded = {device.name: [*device.loaded] for device in home.born if device.lost is None}
     home.away.clear()
-    forward.restore(False)
+    forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
     for device in home.born:
         if device.name in loaded and device in forward.devices:
@@ -360,10 +360,10 @@ def test_no_room_elsewhere(model: Path, house: Open, right: Array) -> None:
     home.device(2).die()
     for _ in range(2):
         with pytest.raises(NotEnoughMemory):
-            forward.restore(True)
-        assert forward.lost() is not None and forward.placement == TWO
+            forward.recovery.restore(True)
+        assert forward.recovery.lost() is not None and forward.placement == TWO
     home.away.clear()
-    forward.restore(True)
+    forward.recovery.restore(True)
     assert forward.placement == TWO
     assert same(feed(forward, text(40)), right)
 
@@ -383,10 +383,10 @@ def test_no_room_after_all(model: Path, house: Open, right: Array, what: str) ->
     forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
     home.device(2).die()
     with pytest.raises(DeviceError, match=r"lacks 12\.0 MB"):
-        forward.restore(True)
-    assert forward.lost() is not None and forward.placement == TWO
+        forward.recovery.restore(True)
+    assert forward.recovery.lost() is not None and forward.placement == TWO
     home.away.clear()
-    forward.restore(False)
+    forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
     assert len(set(home.device(1).loaded)) == len(home.device(1).loaded)
 
@@ -397,7 +397,7 @@ def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit,
     """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, wtype="Q4_K")
     plain = GGUFFile.open(path)
-    alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], n_cells=512)
+    alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512))
     expected = feed(alone, text(70), chunk=70)
     alone.close()
     home = house(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
@@ -408,7 +408,7 @@ def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit,
     )
     home.away = {"RPC1"}
     home.device(1).die()
-    forward.restore(True)
+    forward.recovery.restore(True)
     assert same(feed(forward, text(70), chunk=70), expected)
     plain.close()
 
@@ -418,11 +418,11 @@ def test_a_device_with_nothing_but_single_weights(model: Path, house: Open, righ
     forward = home.forward
     assert same(feed(forward, text(40)), right)
     home.device(2).die()
-    assert forward.lost() is not None
+    assert forward.recovery.lost() is not None
     home.away = {"RPC2"}
     with pytest.raises(DeviceLost):
-        forward.restore(False)
-    forward.restore(True)
+        forward.recovery.restore(False)
+    forward.recovery.restore(True)
     assert same(feed(forward, text(40)), right)
 
 
@@ -431,10 +431,10 @@ def test_a_device_that_has_nothing_to_do_is_not_missed(model: Path, house: Open,
     forward = home.forward
     home.away = {"RPC2"}
     home.device(2).die()
-    assert forward.lost() is None
+    assert forward.recovery.lost() is None
     assert same(feed(forward, text(40)), right)
     home.device(1).die()
-    forward.restore(False)
+    forward.recovery.restore(False)
     assert home.asked == ["RPC1"]
     assert same(feed(forward, text(40)), right)
 
@@ -479,7 +479,7 @@ def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Op
     home.away = {"RPC2"}
     forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
     home.device(2).die()
-    forward.restore(True)
+    forward.recovery.restore(True)
     home.device(1).before = lambda what: None
     assert same(feed(forward, text(40)), right)
 
@@ -491,9 +491,9 @@ def test_late_news_of_an_old_device_are_no_news(model: Path, house: Open, right:
     old.die(quietly=True)
     with pytest.raises(DeviceLost):
         feed(forward, text(3))
-    forward.restore(False)
+    forward.recovery.restore(False)
     old.tell()
-    assert forward.lost() is None
+    assert forward.recovery.lost() is None
     assert same(feed(forward, text(40)), right)
 
 
@@ -510,9 +510,9 @@ def test_lost_at_the_last_moment_of_a_restore(model: Path, house: Open, right: A
     forward.recovery.reconnect = doomed  # type: ignore[assignment]
     home.device(2).die()
     with pytest.raises(DeviceLost, match="RPC1"):
-        forward.restore(False)
-    assert forward.lost() is not None and "RPC1" in str(forward.lost())
-    forward.restore(False)
+        forward.recovery.restore(False)
+    assert forward.recovery.lost() is not None and "RPC1" in str(forward.recovery.lost())
+    forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
 
 
@@ -554,7 +554,7 @@ def test_closing_during_a_restore(model: Path, house: Open) -> None:
 
     def restore() -> None:
         try:
-            forward.restore(False)
+            forward.recovery.restore(False)
         except Exception as error:
             failed.append(error)
 
@@ -578,8 +578,8 @@ class WordTokenizer(FakeTokenizer):
 def test_answers_of_an_engine_whose_devices_die(
     model: Path, house: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.02)
     rng = random.Random(seed)
     tokenizer = WordTokenizer()
     requests = []
@@ -588,13 +588,18 @@ def test_answers_of_an_engine_whose_devices_die(
         sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
         requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
     with GGUFFile.open(model) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         judge = Engine(alone, tokenizer)
         expected = [ask(judge, request).tokens for request in requests]
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=DraftManager([Suffix()]), failover=0.05, n_ctx=600)
+    engine = Engine(
+        home.forward,
+        tokenizer,
+        EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
+        drafts=DraftManager([Suffix()]),
+    )
     try:
         clients = [send(engine, request) for request in requests]
         killed = 0
@@ -619,7 +624,7 @@ def went_elsewhere(home: House) -> ModelRunner:
     """The first device is gone, and its layers are with the second."""
     home.away = {"RPC1"}
     home.device(1).die()
-    home.forward.restore(True)
+    home.forward.recovery.restore(True)
     return home.forward
 
 
@@ -627,24 +632,24 @@ def test_who_comes_back_has_its_layers_again(model: Path, house: Open, right: Ar
     home = house(model, TWO)
     first = home.device(1)
     forward = went_elsewhere(home)
-    (away,) = forward.away()
+    (away,) = forward.recovery.away()
     assert (away.device, away.why, away.layers) == ("RPC1", "nobody listens there", "layers 0 to 1")
     assert away.now == {"RPC2": "layers 0 to 3 and the head"} and abs(away.since - time.time()) < 60
     with pytest.raises(DeviceLost, match="RPC1"):
-        forward.call_back()
+        forward.recovery.call_back()
     home.away.clear()
-    forward.call_back()
+    forward.recovery.call_back()
     back = home.born[-1]
     assert sorted(back.loaded) == sorted(first.loaded), "it has its weights before anybody waits for it"
     assert forward.placement == Placement((2, 2, 2, 2), 2) and same(feed(forward, text(40)), right)
     second = [*home.device(2).loaded]
-    forward.move_back()
-    assert forward.placement == TWO and forward.away() == () and home.device(1) is back
+    forward.recovery.move_back()
+    assert forward.placement == TWO and forward.recovery.away() == () and home.device(1) is back
     assert sorted(back.loaded) == sorted(first.loaded) and home.device(2).loaded == second, "no byte goes twice"
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
     home.away = {"RPC1"}
     back.die()
-    forward.restore(True)
+    forward.recovery.restore(True)
     assert same(feed(forward, text(40)), right) and home.device(2).loaded == second
 
 
@@ -653,20 +658,20 @@ def test_gone_again_before_it_has_its_layers(model: Path, house: Open, right: Ar
     home = house(model, TWO)
     forward = went_elsewhere(home)
     home.away.clear()
-    forward.call_back()
+    forward.recovery.call_back()
     back = home.born[-1]
     if what is None:
         back.die()
-        forward.move_back()
+        forward.recovery.move_back()
     else:
         back.before = lambda now: back.die() if now == what else None
         with pytest.raises(DeviceLost, match="RPC1"):
-            forward.move_back()
-    assert forward.lost() is None and [one.device for one in forward.away()] == ["RPC1"]
+            forward.recovery.move_back()
+    assert forward.recovery.lost() is None and [one.device for one in forward.recovery.away()] == ["RPC1"]
     assert same(feed(forward, text(40)), right)
     forward.rows.copy_rows(forward.memory.tensors, 0, 256, 40)
-    forward.call_back()
-    forward.move_back()
+    forward.recovery.call_back()
+    forward.recovery.move_back()
     assert forward.placement == TWO and same(feed(forward, text(40)), right)
 
 
@@ -674,36 +679,36 @@ def test_another_is_lost_while_one_waits_for_its_layers(model: Path, house: Open
     home = house(model, TWO)
     forward = went_elsewhere(home)
     home.away = {"RPC2"}
-    forward.call_back()
+    forward.recovery.call_back()
     home.device(2).die()
-    forward.restore(True)
-    assert {one.device for one in forward.away()} == {"RPC1", "RPC2"}
+    forward.recovery.restore(True)
+    assert {one.device for one in forward.recovery.away()} == {"RPC1", "RPC2"}
     assert same(feed(forward, text(40)), right)
-    forward.move_back()
-    assert [one.device for one in forward.away()] == ["RPC2"] and same(feed(forward, text(40)), right)
+    forward.recovery.move_back()
+    assert [one.device for one in forward.recovery.away()] == ["RPC2"] and same(feed(forward, text(40)), right)
     home.away.clear()
-    forward.call_back()
-    forward.move_back()
-    assert forward.placement == TWO and forward.away() == () and same(feed(forward, text(40)), right)
+    forward.recovery.call_back()
+    forward.recovery.move_back()
+    assert forward.placement == TWO and forward.recovery.away() == () and same(feed(forward, text(40)), right)
 
 
 @pytest.mark.slow
 def test_answers_go_on_while_layers_come_and_go(
     model: Path, house: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.01)
     caplog.set_level("INFO", "llamado")
     tokenizer = WordTokenizer()
     request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
     with GGUFFile.open(model) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024))
         judge = Engine(alone, tokenizer)
         expected = ask(judge, request).tokens
         judge.close()
         alone.close()
     home = house(model, TWO, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=2, failover=0.01)
+    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
     try:
         client = send(engine, request)
         until(lambda: client.tokens)

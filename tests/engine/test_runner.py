@@ -18,6 +18,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import Depth
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
@@ -44,7 +45,7 @@ def start(jit: Jit) -> Iterator[Open]:
     def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> ModelRunner:
         file = GGUFFile.open(path, mmap=mmap)
         options = {"n_cells": 2048, "whole": True, **options}
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(n_threads, jit=jit)], **options))
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(n_threads, jit=jit)], RunnerOptions(**options)))
         return opened[-1]
 
     yield open_
@@ -319,7 +320,7 @@ def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
         file = GGUFFile.open(path)
         devices = [CpuDevice(1, jit=jit) for _ in range(3)]
         options = {"n_cells": 2048, "whole": True, **options}
-        opened.append(ModelRunner(file, load_model(file), devices, placement, **options))
+        opened.append(ModelRunner(file, load_model(file), devices, RunnerOptions(**options), placement))
         return opened[-1]
 
     yield open_

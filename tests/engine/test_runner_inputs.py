@@ -16,6 +16,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceError
 from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.ggml.graph import add, get_rows, mul, view_1d
 from llamado.ggml.tensor import Tensor
@@ -48,7 +49,7 @@ def start(jit: Jit) -> Iterator[Open]:
     def open_(path: Path, make: Callable[[GGUFFile], Model] = load_model, placement: Placement | None = None) -> Any:
         file = GGUFFile.open(path)
         devices = [CpuDevice(1, jit=jit) for _ in range(1 if placement is None else 2)]
-        opened.append(ModelRunner(file, make(file), devices, placement, n_cells=512, max_batch=64))
+        opened.append(ModelRunner(file, make(file), devices, RunnerOptions(n_cells=512, max_batch=64), placement))
         return opened[-1]
 
     yield open_
@@ -183,7 +184,7 @@ def test_embeddings_once_a_device_was_lost(house: House) -> None:
     rows = table(runner)[tokens()]
     expected = logits(runner, embeddings=rows)
     house.device(1).die()
-    runner.restore(False)
+    runner.recovery.restore(False)
     np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)
 
 

@@ -17,18 +17,19 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_adapters, load_model
 from llamado.models.keys import FILE_ROPE, RopeOptions
+from llamado.models.memory import MemoryOptions
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=3, tied=tied, freq_factors=True)) as file:
         model = load_model(file)
-        sizes = model_sizes(file, model, n_cells=256, max_batch=64, type_v=TensorType.F32)
+        sizes = model_sizes(file, model, MemoryOptions(n_cells=256, max_batch=64, type_v=TensorType.F32))
         again = sizes.embedding if tied else 0  # the head's device needs the embedding's matrix, too
         shared = file.tensors["rope_freqs.weight"].nbytes
         assert sizes.weights + sizes.embedding + shared == file.nbytes + again
         assert sizes.n_layer == 3 and len(set(sizes.layers)) == 1
-        cache = model.memory(256, TensorType.F16, TensorType.F32)
+        cache = model.memory(MemoryOptions(n_cells=256, type_k=TensorType.F16, type_v=TensorType.F32))
         assert sizes.kv == tuple(map(cache.layer_bytes, range(3)))
         assert sizes.kv_read == sizes.kv
         assert (sizes.hidden, sizes.logits) == (4 * 128, 4 * 320)
@@ -41,8 +42,8 @@ def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
 
 def test_windows_read_less_of_the_cache(tmp_path: Path) -> None:
     with GGUFFile.open(make_gemma3(tmp_path / "g.gguf", n_layer=2, n_ctx=4096)) as file:
-        sizes = model_sizes(file, load_model(file), n_cells=4096)
-        whole = model_sizes(file, load_model(file), n_cells=4096, whole=True)
+        sizes = model_sizes(file, load_model(file), MemoryOptions(n_cells=4096))
+        whole = model_sizes(file, load_model(file), MemoryOptions(n_cells=4096, whole=True))
     windowed, everything = sizes.kv_read
     assert windowed * 1024 == everything * 32
     assert sizes.inputs == 2 * 2 * 1024 + 20  # two masks
@@ -68,9 +69,9 @@ def test_a_mixture_reads_the_experts_that_are_used(tmp_path: Path) -> None:
     """One matrix of each layer is told to hold four experts: memory as before, and a quarter of it read."""
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=2)) as file:
         model = load_model(file)
-        plain = model_sizes(file, model, n_cells=256)
+        plain = model_sizes(file, model, MemoryOptions(n_cells=256))
         hold_experts(model, "ffn_up", 4, 1)
-        mixture = model_sizes(file, model, n_cells=256)
+        mixture = model_sizes(file, model, MemoryOptions(n_cells=256))
         unread = file.tensors["blk.0.ffn_up.weight"].nbytes * 3 // 4
     assert (mixture.layers, mixture.weights) == (plain.layers, plain.weights)
     assert mixture.layers_read == tuple(size - unread for size in plain.layers)
@@ -87,7 +88,7 @@ def test_a_tied_embedding_is_held_twice_and_read_as_the_head(tmp_path: Path) -> 
 
 def test_an_encoder_has_its_classifier_behind_the_layers(tmp_path: Path) -> None:
     with GGUFFile.open(make_bert(tmp_path / "b.gguf", n_layer=2, n_scores=1)) as file:
-        sizes = model_sizes(file, load_model(file), n_cells=256)
+        sizes = model_sizes(file, load_model(file), MemoryOptions(n_cells=256))
         head = sum(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("cls"))
         whole = file.nbytes
     assert sizes.head == head > 0
@@ -150,7 +151,7 @@ def test_cells_are_told_apart_by_what_a_context_makes_of_positions(tmp_path: Pat
 @pytest.mark.parametrize(("type", "same"), [(TensorType.Q8_0, False), (TensorType.F16, True)])
 def test_cells_are_told_apart_by_whether_they_are_turned(tmp_path: Path, type: TensorType, same: bool) -> None:
     path = make_llama(tmp_path / "m.gguf", n_head=2)
-    assert (_fingerprint(path, type=type, turned=False) == _fingerprint(path, type=type)) is same
+    assert (_fingerprint(path, type=type, rotated=False) == _fingerprint(path, type=type)) is same
 
 
 def _fingerprint(
@@ -158,8 +159,9 @@ def _fingerprint(
     n_ctx: int = 512,
     rope: RopeOptions = FILE_ROPE,
     type: TensorType = TensorType.F16,
-    turned: bool = True,
+    rotated: bool = True,
 ) -> bytes:
     with GGUFFile.open(path) as file:
         model = load_model(file, rope)
-        return fingerprint(file, model, model.memory(256, type, type, n_ctx=n_ctx, rotated=turned))
+        options = MemoryOptions(n_cells=256, type_k=type, type_v=type, n_ctx=n_ctx, rotated=rotated)
+        return fingerprint(file, model, model.memory(options))

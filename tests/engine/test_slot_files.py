@@ -23,6 +23,7 @@ from waiting import GUARD, until
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.cache.slot_file import SlotReader
 from llamado.engine.engine import Engine
 from llamado.engine.errors import (
@@ -35,16 +36,18 @@ from llamado.engine.errors import (
     Unavailable,
 )
 from llamado.engine.forward import contract
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery, slot_io
+from llamado.engine.scheduler import outage, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
 from llamado.models.memory import KV_TYPES, RowSpan
 
-from .fake import FakeForward, FakeTokenizer, ask, send
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, send
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -56,7 +59,7 @@ def make() -> Iterator[Make]:
 
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(Engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw}))
+        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw}))
         return engines[-1], forward
 
     yield build
@@ -385,9 +388,12 @@ def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
     with GGUFFile.open(model) as file:
         for slot in (0, 1):
             forward = ModelRunner(
-                file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024, max_batch=64, type_k=kind, type_v=kind
+                file,
+                load_model(file),
+                [CpuDevice(1, jit=jit)],
+                RunnerOptions(n_cells=1024, max_batch=64, type_k=kind, type_v=kind),
             )
-            engine = Engine(forward, TOKENIZER, n_slots=2)
+            engine = Engine(forward, TOKENIZER, EngineOptions(n_slots=2))
             if slot == 0:
                 whole = ask(engine, req(LONG, 12, id_slot=0, n_probs=300)).probs
                 ask(engine, req(LONG, 6, id_slot=0, cache_prompt=False))
@@ -408,7 +414,7 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
     with GGUFFile.open(model) as file:
         for type in KV_TYPES:
             forward = ModelRunner(
-                file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=256, type_k=type, type_v=type
+                file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=256, type_k=type, type_v=type)
             )
             cells = forward.rows.read_rows([RowSpan(tensor, 0, 3) for tensor in forward.memory.tensors])
             n_scales = {TensorType.Q4_1: 2, TensorType.Q5_1: 2}.get(type, 1)
@@ -437,10 +443,12 @@ def test_a_worker_dies(
     model: Path, jit: Jit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, nth: int, elsewhere: bool
 ) -> None:
     """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(contract, "_PIECE_CELLS", 64)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    engine = Engine(home.forward, TOKENIZER, n_slots=2, failover=0.0 if elsewhere else None)
+    engine = Engine(
+        home.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(failover=0.0 if elsewhere else None))
+    )
     try:
         first = ask(engine, req(LONG, 6, id_slot=0)).tokens
         expected = ask(engine, req([*LONG, *first], 6, id_slot=1, cache_prompt=False)).tokens
@@ -481,7 +489,7 @@ def test_a_worker_dies(
 def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None:
     """After the time that requests may wait it is said; the file of before is still there."""
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    engine = Engine(home.forward, TOKENIZER, n_slots=2, wait=0.1)
+    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(request_wait=0.1)))
     try:
         ask(engine, req(LONG, 6, id_slot=0))
         engine.save_slot(0, tmp_path / "a").result(60)

@@ -16,7 +16,7 @@ from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thin_out
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
-from llamado.engine.scheduler.prefix import SnapshotOptions
+from llamado.engine.options import EngineOptions
 
 from .fake import FakeForward, FakeTokenizer, ask
 from .test_memory_kinds import KINDS, Layers, Plain, new, req, tokens
@@ -69,7 +69,7 @@ def plain(layers: Layers) -> Iterator[Plain]:
 def engine_of(forward: FakeForward, **options: Any) -> Engine:
     tokenizer = FakeTokenizer(eog=())
     tokenizer.control = CONTROL
-    return Engine(forward, tokenizer, **{"n_slots": 2, "cache_ram": -1, "n_ctx": 4096, **options})
+    return Engine(forward, tokenizer, EngineOptions(**{"n_slots": 2, "cache_ram": -1, "n_ctx": 4096, **options}))
 
 
 @pytest.mark.slow
@@ -136,7 +136,9 @@ def test_they_have_half_of_the_memory() -> None:
 @pytest.mark.parametrize("most", [0, 4])
 def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
     """With none, or few, more is read, and answers are the same."""
-    engine = engine_of(new(layers, n_cells=8192, n_sequences=2), snapshots=SnapshotOptions(most, 100), n_slots=1)
+    engine = engine_of(
+        new(layers, n_cells=8192, n_sequences=2), ctx_checkpoints=most, checkpoint_min_step=100, n_slots=1
+    )
     try:
         chat = Chat(3, thinks=True)
         for _ in range(6):

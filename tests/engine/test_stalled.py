@@ -13,7 +13,9 @@ from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -24,7 +26,7 @@ from .fake import FakeTokenizer, send
 @pytest.fixture
 def forward(tmp_path: Path) -> Any:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf")) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1)], n_cells=256)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1)], RunnerOptions(n_cells=256))
         yield forward
         forward.close()
 
@@ -39,7 +41,7 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
         return start(*given, **options)
 
     forward.start = held  # type: ignore[method-assign]
-    engine = Engine(forward, FakeTokenizer(), n_ctx=64)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=64))
     try:
         assert engine.stalled() == 0.0
         answer = send(engine, Request(prompt=[1, 2, 3], n_predict=2))
@@ -56,7 +58,7 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
 
 def test_a_thread_that_died_hangs_for_ever(forward: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_work", lambda self: None)
-    engine = Engine(forward, FakeTokenizer(), n_ctx=64)
+    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=64))
     engine._thread.join(60)
     assert engine.stalled() == math.inf
     engine.close()

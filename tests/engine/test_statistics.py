@@ -18,7 +18,7 @@ from llamado.engine.request import Done, Histogram, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.statistics import Buckets
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled
+from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, send, settled
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -29,7 +29,7 @@ def make() -> Iterator[Make]:
 
     def build(n_cells: int = 4096, *, n_vocab: int = 97, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab)
-        engines.append(Engine(forward, FakeTokenizer(), **kw))
+        engines.append(new_engine(forward, FakeTokenizer(), **kw))
         return engines[-1], forward
 
     yield build

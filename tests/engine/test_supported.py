@@ -150,10 +150,10 @@ def test_commands(site: loopback.Site, capsys: pytest.CaptureFixture[str], what:
 
 def test_inspect_says_whether_a_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(make_llama(tmp_path / "a.gguf"))]) == 0
-    assert "Its architecture and its types of weights run here." in capsys.readouterr().out
+    assert "Its architecture and weight types are supported." in capsys.readouterr().out
     assert cli.main(["inspect", str(make_llama(tmp_path / "b.gguf", n_embd=256, types={"ffn_up": "Q8_K"}))]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "This model does not run here." in said and "'blk.0.ffn_up.weight' is of type Q8_K" in said
+    assert "This model is not supported." in said and "'blk.0.ffn_up.weight' is of type Q8_K" in said
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_inspect_reads_the_header_of_a_file_on_a_server(
             assert "zebra" in out and SAYS in out
         else:
             assert re.search(r"blk\.5\.ffn_down\.weight \S+ 4096 × 512 [\d.]+ MB", out)
-            assert "types of weights run here." in out and "MiB of memory with" in out
+            assert "weight types are supported." in out and "MiB of memory with" in out
     assert not list(tmp_path.rglob("*.part")) and not list((tmp_path / "hub").rglob("*.gguf"))
 
 

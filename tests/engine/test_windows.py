@@ -21,7 +21,9 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
@@ -54,7 +56,7 @@ def start(jit: Jit, model: Path) -> Iterator[Open]:
     def open_(**options: Any) -> ModelRunner:
         file = GGUFFile.open(model)
         given = {"n_cells": 4096, "n_sequences": 3, "max_batch": 32, **options}
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], **given))
+        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(**given)))
         return opened[-1]
 
     yield open_
@@ -190,7 +192,10 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
     found = []
     for whole in (False, True):
         engine = Engine(
-            start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafts=DraftManager([Suffix()])
+            start(whole=whole),
+            TOKENIZER,
+            EngineOptions(n_slots=3, n_ctx=1024, cache_ram=-1),
+            drafts=DraftManager([Suffix()]),
         )
         try:
             answers = [ask(engine, request) for request in asked]
@@ -209,13 +214,13 @@ def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
     """Windows lie on two devices, and one dies twice in the middle of answers."""
     prompts = [text(7, 500), text(8, 200), text(7, 500)[:450] + text(9, 20)]
     runner = start(whole=True)
-    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=1024)
+    engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
     right = [ask(engine, req(prompt, 40)).tokens for prompt in prompts]
     assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
     engine.close()
     home = House(model, Placement((1, 1, 2, 2), 2), jit, n_cells=4096, n_sequences=3, max_batch=32)
     assert home.forward.memory.has_tails
-    engine = Engine(home.forward, TOKENIZER, n_slots=3, n_ctx=1024)
+    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
@@ -235,7 +240,9 @@ def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
     rows = []
     for whole in (False, True):
         file = GGUFFile.open(gemma3_path)
-        runner = ModelRunner(file, load_model(file), [CpuDevice(2, jit=jit)], n_cells=8192, max_batch=256, whole=whole)
+        runner = ModelRunner(
+            file, load_model(file), [CpuDevice(2, jit=jit)], RunnerOptions(n_cells=8192, max_batch=256, whole=whole)
+        )
         memory, handle = runner.memory, runner.memory.allocate(1700)
         assert handle is not None and memory.has_tails is not whole
         memory.mark(handle, 1500)

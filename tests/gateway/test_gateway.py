@@ -331,9 +331,9 @@ def test_a_replica_is_drained_and_comes_back_by_command(
     words = ["drain", "a", "--gateway", gateway.url]
     assert cli.main(words) == 2 and "--admin-key" in capsys.readouterr().err
     monkeypatch.setenv("LLAMADO_ADMIN_KEY", gateway.admin_key)
-    assert cli.main(words) == 0 and capsys.readouterr().out == "a is drained\n"
+    assert cli.main(words) == 0 and capsys.readouterr().out == "a: drained\n"
     assert gateway.states()["a"]["state"] == "draining" and {gateway.ask().json()["name"] for _ in range(4)} == {"b"}
-    assert cli.main([*words, "--undo"]) == 0 and capsys.readouterr().out == "a gets requests again\n"
+    assert cli.main([*words, "--undo"]) == 0 and capsys.readouterr().out == "a: resumed\n"
     assert gateway.states()["a"]["state"] == "ready"
     assert cli.main(["drain", "c", *words[2:]]) == 1 and "expected the name or URL of one" in capsys.readouterr().err
 
@@ -357,12 +357,12 @@ def test_a_rate_is_that_of_the_last_minute() -> None:
     rate = Rate()
     assert rate.per_second(5.0) == 0
     for second in range(100):
-        rate.note(second + 0.5)
-        rate.note(second + 0.6)
+        rate.record(second + 0.5)
+        rate.record(second + 0.6)
     assert rate.per_second(99.9) == 2.0 and rate.per_second(130.0) == pytest.approx(29 * 2 / 60)
     assert rate.per_second(300.0) == 0
     fresh = Rate()
-    fresh.note(10.0)
+    fresh.record(10.0)
     assert fresh.per_second(10.5) == 1.0 and fresh.per_second(14.0) == 0.25
 
 

@@ -14,7 +14,7 @@ from waiting import until
 
 from llamado.gateway import limits
 from llamado.gateway.breaker import FAILURES, LONGEST_PAUSE, Breaker, Circuit
-from llamado.gateway.limits import KeyLimits, KeyUse
+from llamado.gateway.limits import KeyLimits, KeyUsage
 from llamado.gateway.meter import TokenCount
 from llamado.gateway.options import GatewayError, GatewayOptions, KeyOptions, ReplicaOptions, read_config, read_keys
 from llamado.gateway.prefixes import BLOCK, LEAST_KNOWN, Prefixes, chain_of
@@ -32,11 +32,11 @@ class Clock:
         return self.now
 
 
-def use(clock: Clock, **limits: float) -> KeyUse:
-    return KeyUse(KeyOptions(name="k", key="secret", **limits), clock)
+def use(clock: Clock, **limits: float) -> KeyUsage:
+    return KeyUsage(KeyOptions(name="k", key="secret", **limits), clock)
 
 
-def refused(one: KeyUse, tokens: int = 0) -> ApiError:
+def refused(one: KeyUsage, tokens: int = 0) -> ApiError:
     with pytest.raises(ApiError) as raised:
         one.admit(tokens)
     error = raised.value
@@ -91,16 +91,16 @@ def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
     clock, file = Clock(86400 * 20000 + 100.0), tmp_path / "quotas.json"
     options = [KeyOptions(name="k", key="secret", tokens_per_day=100), KeyOptions(name="other", key="o")]
     first = KeyLimits(options, file, clock)
-    first.uses[0].admit(40)
-    first.uses[0].settle(90, 40)
+    first.usages[0].admit(40)
+    first.usages[0].settle(90, 40)
     first.save()
     assert json.loads(file.read_text())["k"] == {"day": "2024-10-04", "requests": 1, "tokens": 90}
     assert "secret" not in file.read_text()
-    again = KeyLimits(options, file, clock).uses[0]
+    again = KeyLimits(options, file, clock).usages[0]
     again.admit(10)
     assert refused(again).error["limit"] == "tokens_per_day"
     clock.now += 86400  # what was used yesterday is no matter
-    KeyLimits(options, file, clock).uses[0].admit(10)
+    KeyLimits(options, file, clock).usages[0].admit(10)
     assert json.loads(file.read_text())["k"] == {"day": "2024-10-05", "requests": 0, "tokens": 0}
 
 
@@ -112,7 +112,7 @@ def test_a_quota_file_that_nobody_wrote(text: str, tmp_path: Path) -> None:
     if text == "[]":  # nobody is in it
         KeyLimits(options, file)
         return
-    with pytest.raises(GatewayError, match=r"quotas\.json: not what a gateway wrote"):
+    with pytest.raises(GatewayError, match=r"quotas\.json: not a gateway's quota file"):
         KeyLimits(options, file)
     assert file.read_text() == text
 
@@ -171,7 +171,7 @@ def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
 def test_tokens_of_answers(parts: list[bytes], total: int) -> None:
     count = TokenCount(25)
     for part in parts:
-        count.see(part)
+        count.observe(part)
     assert count.total == total
 
 
@@ -201,7 +201,7 @@ def test_the_count_of_the_replica_is_charged(stand_in: Make, start_gateway: Star
     """Whatever the answer says, and if the client has gone, too; a replica without a count is charged by its answer."""
     a = stand_in("a")
     gateway = start_gateway(a, keys=(KeyOptions(name="k", key="s", tokens_per_day=100_000),))
-    (use,) = gateway.server.gateway._limits.uses
+    (use,) = gateway.server.gateway._limits.usages
     gateway.http.headers.update({"Authorization": "Bearer s", "X-Llamado-Usage-Id": "0" * 32, "X-Request-Id": "same"})
     for body, tokens in (({"used": 1000}, 1000), ({"used": 500, "stream": 3}, 1500), ({}, 1508), ({"used": 0}, 1508)):
         assert gateway.ask(**body).status_code == 200 and use.tokens == tokens
@@ -219,27 +219,27 @@ def test_a_circuit() -> None:
     clock = Clock(0.0)
     one = Breaker(clock)
     for _ in range(FAILURES - 1):
-        one.failed(one.begin())
-    one.succeeded(one.begin())
+        one.record_failure(one.begin())
+    one.record_success(one.begin())
     for _ in range(FAILURES):
-        assert one.lets_through
-        one.failed(one.begin())
-    assert one.state is Circuit.OPEN and not one.lets_through
-    one.succeeded(False)  # of a request that was sent before
+        assert one.allows_request
+        one.record_failure(one.begin())
+    assert one.state is Circuit.OPEN and not one.allows_request
+    one.record_success(False)  # of a request that was sent before
     assert one.state is Circuit.OPEN
     pauses = []
     for _ in range(8):
         began = clock.now
-        while not one.lets_through:
+        while not one.allows_request:
             clock.now += 0.5
         pauses.append(clock.now - began)
-        assert one.begin() and not one.lets_through  # one probe at a time
-        one.failed(True)
+        assert one.begin() and not one.allows_request  # one probe at a time
+        one.record_failure(True)
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     clock.now += LONGEST_PAUSE
-    one.forgotten(one.begin())  # its client went away: the next one is the probe
-    one.succeeded(one.begin())
-    assert one.state is Circuit.CLOSED and one.lets_through
+    one.release_probe(one.begin())  # its client went away: the next one is the probe
+    one.record_success(one.begin())
+    assert one.state is Circuit.CLOSED and one.allows_request
 
 
 def said(*texts: str, **more: Any) -> Any:
@@ -250,20 +250,20 @@ def test_beginnings() -> None:
     prefixes = Prefixes()
     long = "x" * 2 * BLOCK
     first = chain_of(said(long))
-    prefixes.note(first, 1)
-    assert prefixes.known(chain_of(said(long, "and then"))) == {1: first[-1][1]}
-    assert prefixes.known(chain_of(said(long, tools=[{}]))) == {}  # templates put tools first
-    assert prefixes.known(chain_of(said(long, model="other"))) == {}
-    changed = prefixes.known(chain_of(said(long[:-1] + "y")))
+    prefixes.add(first, 1)
+    assert prefixes.cached_bytes(chain_of(said(long, "and then"))) == {1: first[-1][1]}
+    assert prefixes.cached_bytes(chain_of(said(long, tools=[{}]))) == {}  # templates put tools first
+    assert prefixes.cached_bytes(chain_of(said(long, model="other"))) == {}
+    changed = prefixes.cached_bytes(chain_of(said(long[:-1] + "y")))
     assert changed[1] < first[-1][1] and changed[1] >= LEAST_KNOWN
-    prefixes.note(chain_of({"prompt": "p" * LEAST_KNOWN}), 2)
-    assert prefixes.known(chain_of({"prompt": "p" * LEAST_KNOWN})) == {2: LEAST_KNOWN}
-    prefixes.note(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)}), 2)
-    assert prefixes.known(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)})) == {}
+    prefixes.add(chain_of({"prompt": "p" * LEAST_KNOWN}), 2)
+    assert prefixes.cached_bytes(chain_of({"prompt": "p" * LEAST_KNOWN})) == {2: LEAST_KNOWN}
+    prefixes.add(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)}), 2)
+    assert prefixes.cached_bytes(chain_of({"prompt": "q" * (LEAST_KNOWN - 1)})) == {}
     assert chain_of({"prompt": [1, 2, 3] * 500})[0] == chain_of({"prompt": [1, 2, 3] * 600})[0]
     for first_half, second_half in ("ab", "cd"):
-        prefixes.note(chain_of({"prompt": first_half * BLOCK + second_half * BLOCK}), 3)
-    assert prefixes.known(chain_of({"prompt": "a" * BLOCK + "d" * BLOCK})) == {3: BLOCK}  # d was behind c only
+        prefixes.add(chain_of({"prompt": first_half * BLOCK + second_half * BLOCK}), 3)
+    assert prefixes.cached_bytes(chain_of({"prompt": "a" * BLOCK + "d" * BLOCK})) == {3: BLOCK}  # d was behind c only
     for nothing in (None, [], {}, {"prompt": 5}, {"messages": 7}):
         assert chain_of(nothing) == []
 
@@ -271,13 +271,13 @@ def test_beginnings() -> None:
 def test_what_is_met_no_more_is_forgotten() -> None:
     prefixes = Prefixes(most=20)
     kept = chain_of(said("k" * 2000))
-    prefixes.note(kept, 1)
+    prefixes.add(kept, 1)
     for i in range(100):
-        prefixes.note(chain_of(said(f"{i}" * 2000)), 1)
-        prefixes.note(kept, 1)
+        prefixes.add(chain_of(said(f"{i}" * 2000)), 1)
+        prefixes.add(kept, 1)
         assert len(prefixes) <= 20
-    assert prefixes.known(kept) == {1: kept[-1][1]}
-    assert prefixes.known(chain_of(said("3" * 2000))) == {}
+    assert prefixes.cached_bytes(kept) == {1: kept[-1][1]}
+    assert prefixes.cached_bytes(chain_of(said("3" * 2000))) == {}
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -309,14 +309,14 @@ def test_a_file(tmp_path: Path) -> None:
         ("replicas: [{name: x}]", "replicas[0]: 'url' is missing"),
         ("replicas: [{url: 'http://h', wieght: 1}]", "did you mean 'weight'"),
         ("replicas: [{url: 'http://h', weight: true}]", "weight: expected int or float"),
-        ("replicas: ['ftp://h:1']", "is no address of a replica"),
-        ("replicas: ['http://h', 'http://h']", "two of the replicas are called 'h'"),
+        ("replicas: ['ftp://h:1']", "is not a replica's address"),
+        ("replicas: ['http://h', 'http://h']", "two replicas have the name 'h'"),
         ("keys: [{name: a, key: k}, {name: b, key: k}]", "two of the keys are the same"),
         ("keys: [{name: a, key: k, tokens_per_day: 0}]", "tokens_per_day: expected more than 0"),
         ("quota_file: 5", "quota_file: expected a text, got 5"),
         ("health_timeout: soon", "health_timeout: expected a number"),
         ("health_timeout: 0", "health_timeout: expected seconds, more than 0"),
-        ("[", "no YAML"),
+        ("[", "invalid YAML"),
     ],
 )
 def test_files_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:

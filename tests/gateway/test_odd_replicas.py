@@ -45,7 +45,7 @@ def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pyt
             for ask in (one._describe, one._count):
                 with suppress(UpstreamLost, TimeoutError, ValueError):  # as the looks do
                     await ask()
-            json.dumps(one.shown)
+            json.dumps(one.admin_status)
             assert 0 <= one.others <= 1e9 and one.load >= 0
 
     monkeypatch.setattr(replica, "get", get)

@@ -18,7 +18,7 @@ from llamado.ggml import Op, Tensor, TensorFlag
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.models import BatchShape, load_model
-from llamado.models.memory import SPARE
+from llamado.models.memory import SPARE, MemoryOptions
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -167,7 +167,7 @@ def compare(ours: list[Tensor], theirs: list[Wire]) -> None:
 def build(path: Path, shape: BatchShape) -> Graph:
     with GGUFFile.open(path) as file:
         model = load_model(file)
-        return model.build(shape, model.memory(2048))
+        return model.build(shape, model.memory(MemoryOptions(n_cells=2048)))
 
 
 @pytest.mark.parametrize(("capture", "n_tokens"), [("graph_0", 2), ("graph_1", 5)])

@@ -1,4 +1,4 @@
-"""The rules of shapes: one for whoever builds a graph, for the wire and for a device."""
+"""Shape rules, shared by graph builders, the wire and devices."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_parts_joined_are_the_file_again(model: Path, flags: list[str], capsys: 
     assert "already" in said and "not part of" in said and "merge it first" in said and out.read_bytes() == before
 
 
-def test_a_dry_run_says_what_would_be_and_writes_nothing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_plan_and_writes_nothing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = set(model.parent.iterdir())
     assert (
         cli.main(["gguf", "split", str(model), str(model.with_name("p")), "--split-max-tensors", "9", "--dry-run"]) == 0
@@ -53,7 +53,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(model: Path, capsys: py
     assert set(model.parent.iterdir()) == there
 
 
-def test_a_value_keeps_its_type_and_all_else_its_bytes(model: Path) -> None:
+def test_setting_a_value_keeps_its_type_and_all_other_bytes(model: Path) -> None:
     before, tensors = read_fields(model), contents(model)
     assert cli.main(["gguf", "set", str(model), "general.name", "another, longer name"]) == 0
     assert cli.main(["gguf", "set", str(model), "llama.rope.freq_base", "5e4"]) == 0
@@ -81,7 +81,7 @@ def test_a_value_keeps_its_type_and_all_else_its_bytes(model: Path) -> None:
         (["general.name", "x", "--type", "uint8"], "cannot change"),
     ],
 )
-def test_what_no_model_may_have_is_refused(
+def test_values_that_break_a_model_are_rejected(
     model: Path, given: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = model.read_bytes()
@@ -94,5 +94,5 @@ def test_what_no_model_may_have_is_refused(
     "given", [[], ["split", "a"], ["split", "a", "b", "--split-max-size", "3K"], ["--split", "--merge", "a", "b"],
               ["split", "a", "b", "--split-max-size", "3M", "--split-max-tensors", "3"]]
 )  # fmt: skip
-def test_words_that_say_nothing(given: list[str]) -> None:
+def test_unknown_arguments_are_rejected(given: list[str]) -> None:
     assert cli.main(["gguf", *given]) == 2

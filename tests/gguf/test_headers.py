@@ -26,8 +26,8 @@ from llamado.gguf.types import TensorType
 WEIGHTS = 24 << 20
 
 
-class Refused(Exception):
-    """What the checks of these tests raise."""
+class CheckFailed(Exception):
+    """Raised by the checks of these tests."""
 
 
 def model(n_words: int = 10, weights: int = WEIGHTS, name: str = "a") -> bytes:
@@ -42,7 +42,7 @@ def model(n_words: int = 10, weights: int = WEIGHTS, name: str = "a") -> bytes:
 def refuse(seen: Header) -> None:
     assert seen.metadata["general.architecture"] == "quagga"
     assert [(info.name, info.type, info.shard) for info in seen.tensors.values()] == [("a", TensorType.F32, 0)]
-    raise Refused(seen.source)
+    raise CheckFailed(seen.source)
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +53,13 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("n_words", [10, 200_000])
-def test_a_refused_url_costs_its_header(tmp_path: Path, ranges: bool, n_words: int) -> None:
+def test_a_rejected_url_costs_only_its_header(tmp_path: Path, ranges: bool, n_words: int) -> None:
     content = model(n_words)
     with loopback.serve(loopback.Site(files={"/m.gguf": content}, ranges=ranges)) as site:
-        with pytest.raises(Refused, match=f"{site.url}/m.gguf"):
+        with pytest.raises(CheckFailed, match=f"{site.url}/m.gguf"):
             resolve(f"{site.url}/m.gguf", cache_dir=tmp_path, check=refuse)
         head = len(content) - WEIGHTS
-        # Without ranges the sockets' buffers fill before the server sees that nobody reads.
+        # Without ranges the sockets' buffers fill before the server notices that the client stopped reading.
         assert site.sent["/m.gguf"] <= max(2 * head, 1 << 20) + (0 if ranges else 12 << 20) < len(content)
         assert not list(tmp_path.rglob("*.gguf*")) or not any(p.stat().st_size for p in tmp_path.rglob("*.gguf*"))
         wanted: list[Header] = []
@@ -88,10 +88,10 @@ def test_of_a_split_model_on_the_hub_all_headers_are_looked_at(hub_site: loopbac
         assert [(info.name, info.shard) for info in seen.tensors.values()] == [("a", 0), ("b", 1)]
         assert seen.n_shards == 2 and seen.nbytes == 2 * WEIGHTS < seen.file_bytes
         assert seen.alternatives == {"hf:me/split:Q2_K": len(model())}, "those whose sizes are known"
-        raise Refused(seen.source)
+        raise CheckFailed(seen.source)
 
     for _ in range(2):
-        with pytest.raises(Refused, match="me/split/m-Q8_0-00001-of"):
+        with pytest.raises(CheckFailed, match="me/split/m-Q8_0-00001-of"):
             resolve("hf:me/split:Q8_0", cache_dir=tmp_path, check=check)
     assert sum(n for path, n in hub_site.sent.items() if path.endswith(".gguf")) <= 3 << 20
     assert not list(tmp_path.rglob("*.gguf"))
@@ -102,7 +102,7 @@ def test_of_a_split_model_on_the_hub_all_headers_are_looked_at(hub_site: loopbac
 
 @pytest.mark.slow
 def test_a_header_alone(hub_site: loopback.Site, tmp_path: Path) -> None:
-    """What `inspect` reads: of files here and on servers, the same."""
+    """`inspect` reads the same from local files and from servers."""
     path = tmp_path / "m-Q2_K.gguf"
     path.write_bytes(model())
     found = {spec: read_header(spec, cache_dir=tmp_path) for spec in (str(path), "hf:me/split:Q2_K")}
@@ -138,9 +138,9 @@ def test_a_large_model_with_a_short_name(
 
     def refuse_later(header: Header) -> None:
         seen.append(header)
-        raise Refused
+        raise CheckFailed
 
-    with pytest.raises(Refused):
+    with pytest.raises(CheckFailed):
         resolve("qwen3", check=refuse_later)
     assert seen[0].alternatives == {f"hf:{entry.repo}:Q2_K": 50} and not (home / ".models").exists()
     hub_site.cut_after, hub_site.cuts = 2 << 20, 2  # the connection breaks twice, and it goes on
@@ -181,13 +181,13 @@ def test_a_disk_without_room(
     assert sum(hub_site.sent.values()) <= 4 << 20
 
 
-def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="smollm2, gemma3, glm, qwen3"):
         resolve("unknown", cache_dir=tmp_path)
 
 
 @pytest.mark.slow
-def test_what_is_no_model_is_not_fetched(tmp_path: Path) -> None:
+def test_files_that_are_no_models_are_not_downloaded(tmp_path: Path) -> None:
     page = b"<html>" + random.Random(1).randbytes(4 << 20)
     cut = model(weights=0)[:-60]
     with loopback.serve(loopback.Site(files={"/page": page, "/cut": cut, "/none.gguf": b""})) as site:

@@ -1,4 +1,4 @@
-"""What `llamado inspect` prints."""
+"""Output of `llamado inspect`."""
 
 from __future__ import annotations
 

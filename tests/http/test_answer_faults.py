@@ -11,7 +11,7 @@ import pytest
 
 from llamado.errors import LlamadoError
 from llamado.http.answer import answer_faults
-from llamado.http.errors import ApiError, ClientGone
+from llamado.http.errors import ApiError, ClientDisconnected
 
 log = logging.getLogger("llamado.test")
 SCOPE = {"type": "http", "method": "GET", "path": "/x"}
@@ -63,7 +63,7 @@ def test_an_answer_that_has_begun_is_not_begun_again() -> None:
 
 
 def test_who_is_gone_is_not_answered() -> None:
-    assert answered(ClientGone("gone")) == []
+    assert answered(ClientDisconnected("gone")) == []
 
 
 def test_cancelled_requests_are_answered_only_where_the_process_ends() -> None:

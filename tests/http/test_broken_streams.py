@@ -42,11 +42,11 @@ def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes
 
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
         async with Exchange(scope, receive, send, b"{}", keys=False) as exchange:
-            connection = await exchange.ask(pool, path.encode(), b"")
+            connection = await exchange.forward(pool, path.encode(), b"")
             try:
                 await exchange.deliver(connection)
             except UpstreamLost as error:
-                await exchange.break_off(error, "replica a")
+                await exchange.fail(error, "replica a")
 
     asyncio.run(served(write, ask))
     return [message["body"] for message in sent[1:]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.http_options import access_rules
 from llamado.flags import FlagError, parse
 from llamado.http.access import Access, AccessRules
@@ -90,7 +90,7 @@ def test_two_hosts_are_no_request() -> None:
 )
 @pytest.mark.parametrize("command", ["serve", "gateway"])
 def test_names_are_given(command: str, flags: str, allowed: str, refused: str) -> None:
-    rules = access_rules(parse(_parser(command), command, flags.split(), {})[0])
+    rules = access_rules(parse(make_parser(command), command, flags.split(), {})[0])
     for host in allowed.split():
         assert rules.allows_host(host), host
     for host in refused.split():
@@ -100,4 +100,4 @@ def test_names_are_given(command: str, flags: str, allowed: str, refused: str) -
 @pytest.mark.parametrize("name", ["http://a", "a:80", "a/b", "*.a", "a b"])
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(FlagError, match="--allowed-hosts"):
-        access_rules(parse(_parser("serve"), "serve", ["--allowed-hosts", name], {})[0])
+        access_rules(parse(make_parser("serve"), "serve", ["--allowed-hosts", name], {})[0])

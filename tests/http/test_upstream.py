@@ -43,7 +43,7 @@ async def answer_of(pool: Pool) -> tuple[UpstreamConnection, bytes]:
     """The connection that carried an answer, and the answer's body."""
     connection = await pool.connect()
     connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
-    await connection.answered()
+    await connection.wait_for_response()
     parts = []
     while part := await connection.read():
         parts.append(part)
@@ -66,13 +66,13 @@ def ask(*packets: bytes) -> tuple[UpstreamConnection, bytes]:
     [
         (b"HTTP/1.1 999 X\r\nContent-Length: 0\r\n\r\n", "the status 999"),
         (b"HTTP/1.1 600 X\r\nContent-Length: 0\r\n\r\n", "the status 600"),
-        (b"HTTP/1.1 20 X\r\n\r\n", "no HTTP answer"),
-        (LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", "no HTTP answer"),
-        (LINE + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n", "no HTTP answer"),
-        (LINE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nabc", "no HTTP answer"),
+        (b"HTTP/1.1 20 X\r\n\r\n", "invalid HTTP response"),
+        (LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", "invalid HTTP response"),
+        (LINE + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n", "invalid HTTP response"),
+        (LINE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nabc", "invalid HTTP response"),
         (LINE + b"X: a\r\n" * 201 + b"\r\n", "more than 200 headers"),
         (LINE + b"X: %b\r\n\r\n" % (b"a" * 70_000), "more than 65536 bytes"),
-        (b"SSH-2.0-OpenSSH\r\n", "no HTTP answer"),
+        (b"SSH-2.0-OpenSSH\r\n", "invalid HTTP response"),
         (b"HTTP/1.1 101 X\r\nUpgrade: ws\r\nConnection: upgrade\r\n\r\n", "another protocol"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a small model says at every position of a text, here and by the real llama-perplexity."""
+"""Compare a small model's distributions at every position of a text with llama-perplexity's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _N_TOP = 10
 _PLAIN = EngineOptions()
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """Positions, how many tokens are likeliest at any, the share where both agree, and the mean difference of the ten
     largest log-probabilities.
     """
@@ -38,7 +38,7 @@ def compare(
     flags: Sequence[str] = (),
     options: EngineOptions = _PLAIN,
     n_chunks: int = 2,
-) -> Compared:
+) -> Comparison:
     """Both on the same text, in the second half of chunks of `n_ctx` tokens.
 
     `flags` are the real one's, `options` ours.
@@ -61,4 +61,4 @@ def compare(
     best = theirs.logprobs.argmax(-1)
     top = np.argsort(theirs.logprobs, axis=-1)[..., -_N_TOP:]
     difference = float(np.abs(np.take_along_axis(ours - theirs.logprobs, top, -1)).mean())
-    return Compared(best.size, len(np.unique(best)), float((ours.argmax(-1) == best).mean()), difference)
+    return Comparison(best.size, len(np.unique(best)), float((ours.argmax(-1) == best).mean()), difference)

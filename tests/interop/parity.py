@@ -1,4 +1,4 @@
-"""How closely our distributions follow llama.cpp's: teacher-forced along what the real one generates.
+"""Distance of our distributions from llama.cpp's, teacher-forced along llama.cpp's answers.
 
 The real server continues a prompt greedily and reports the ten likeliest tokens of each step. We evaluate the prompt
 and its continuation in one go and compare, at every generated position, our distribution with the reported one. So a
@@ -88,7 +88,7 @@ HEADER = """| model | positions | arg-max agrees | ties among the rest | mean ab
 
 
 def continuation(client: httpx.Client, tokenizer: Tokenizer, prompt: list[int], **options: Any) -> list[Step]:
-    """What the real llama-server generates after `prompt`, greedily; ends early where the model ends its answer.
+    """Return llama-server's greedy answer to `prompt`; shorter if the model ends its answer.
 
     `options` go into the request.
     """
@@ -120,7 +120,7 @@ def continuations(client: httpx.Client, tokenizer: Tokenizer, prompts: list[list
 def reported_again(
     client: httpx.Client, prompt: list[int], steps: list[Step], vocabulary: int
 ) -> Iterable[tuple[Step, NDArray[np.float64]]]:
-    """What a llama-server reports at the positions of `steps` when it is made to follow them.
+    """Return the reports of a llama-server at the positions of `steps` when it is forced along them.
 
     Distributions are f64[vocabulary] with −inf where a token is not among the 100 likeliest.
     """
@@ -139,7 +139,7 @@ def reported_again(
 
 
 def ends_within_character(text: bytes) -> bool:
-    """Whether the last bytes begin a UTF-8 character that wants more of them."""
+    """Return True if the last bytes are an incomplete UTF-8 character."""
     for length in range(1, min(4, len(text)) + 1):
         byte = text[-length]
         if byte >= 0xC0:

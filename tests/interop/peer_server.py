@@ -45,7 +45,7 @@ def _healthy(client: httpx.Client) -> bool:
 
 
 def llama_perplexity(programs: Path, model: Path, text: Path, options: Sequence[str]) -> tuple[float, list[float]]:
-    """What llama-perplexity estimates for a text: the perplexity, and its running value after each chunk."""
+    """Return llama-perplexity's estimate for a text: the perplexity, and its running value after each chunk."""
     command = [str(programs / "llama-perplexity"), "-m", str(model), "-f", str(text), "-ngl", "0", *options]
     done = subprocess.run(command, capture_output=True, timeout=600)
     said = (done.stdout + done.stderr).decode(errors="replace")

@@ -80,7 +80,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
 
 
 def listens(port: int) -> bool:
-    """Whether someone accepts connections there."""
+    """Return True if the endpoint accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=GUARD).close()
     except OSError:
@@ -89,7 +89,7 @@ def listens(port: int) -> bool:
 
 
 def healthy(client: httpx.Client) -> bool:
-    """Whether a server has its model."""
+    """Return True if a server has loaded its model."""
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:

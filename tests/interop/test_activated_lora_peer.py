@@ -16,7 +16,7 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Failure, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.server.load import load_served
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
 
 pytestmark = [pytest.mark.interop, pytest.mark.full]
@@ -42,7 +42,7 @@ def lora(scales: dict[int, float]) -> list[dict[str, float]]:
     return [{"id": i, "scale": scales.get(i, 0.0)} for i in range(3)]
 
 
-def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path) -> None:
+def test_equals_llama_cpp(peer_bin: Path, tmp_path: Path) -> None:
     model = make_llama(tmp_path / "m.gguf", wtype="F32")
     adapters = [
         make_adapter(tmp_path / f"{i}.gguf", model, size=0.5, seed=i, invocation=tokens)
@@ -95,7 +95,7 @@ def asked(client: Any, prompt: list[int], scales: dict[int, float], *, cache_pro
     return client.post("/completion", json=body).raise_for_status().json()
 
 
-def answer(model: Served, prompt: list[int], scales: dict[int, float], *, cache_prompt: bool = False) -> Result:
+def answer(model: ServedModel, prompt: list[int], scales: dict[int, float], *, cache_prompt: bool = False) -> Result:
     """Ours."""
     request = Request(
         prompt=prompt,

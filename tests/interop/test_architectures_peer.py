@@ -20,7 +20,7 @@ DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[
 
 
 @pytest.mark.parametrize("name", each_architecture(DECODERS))
-def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -> None:
+def test_equals_llama_cpp(peer_bin: Path, tmp_path: Path, name: str) -> None:
     tiny = TINY[name]
     # Of a large vocabulary fewer positions: all its probabilities are in memory, of both.
     check(peer_bin, tmp_path, tiny, *((512, 2) if tiny.n_vocab == N_VOCAB else (128, 2)))

@@ -37,7 +37,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("types", TYPES)
-def test_the_real_one_says_the_same(
+def test_equals_llama_cpp(
     peer_bin: Path, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, types: str
 ) -> None:
     k, v = types.split("/")
@@ -48,7 +48,7 @@ def test_the_real_one_says_the_same(
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     plain = saved_logits(peer_bin, floats, text, N_CTX, flags)
     options = EngineOptions(n_ctx=N_CTX, n_threads=2, type_k=k, type_v=v)
-    ours, unturned = (spoken(floats, replace(options, turned=turned), theirs) for turned in (True, False))
+    ours, unturned = (spoken(floats, replace(options, rotated=turned), theirs) for turned in (True, False))
     top = np.argsort(theirs.logprobs, axis=-1)[..., -N_TOP:]
 
     def difference(a: Array, b: Array) -> float:

@@ -26,7 +26,7 @@ N_CTX, N_PREDICT = 128, 24
 CACHE = ["-ctk", "f32", "-ctv", "f32"]
 
 
-def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path) -> None:
+def test_equals_llama_cpp(peer_bin: Path, tmp_path: Path) -> None:
     model = make_llama(tmp_path / "m.gguf", n_layer=4, wtype="F32")
     with LoadedModel.load(model, EngineOptions(n_ctx=N_CTX)) as llama:
         n_embd = llama.model.hparams.n_embd

@@ -69,7 +69,7 @@ def ours(path: Path, kind: str, model: Path | None, most: int) -> Drafted:
 
 
 def rate(answers: Drafted) -> float:
-    """How many of the drafted tokens were right."""
+    """Return the number of accepted draft tokens."""
     return sum(n for _, _, n in answers) / sum(n for _, n, _ in answers)
 
 
@@ -129,7 +129,7 @@ _CANDIDATE = re.compile(r"draft candidate +0, pos +(\d+): +(\d+) ")
 
 
 def drafts_in(log: Path) -> list[list[int]]:
-    """What llama-server drafted, draft by draft: its log has the likeliest token of each place."""
+    """Return llama-server's drafts, one by one: its log has the likeliest token of each place."""
     found: list[list[int]] = []
     for place, token in _CANDIDATE.findall(log.read_text(errors="replace")):
         if place == "0":

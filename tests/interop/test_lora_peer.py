@@ -76,7 +76,7 @@ def files(smollm2_path: Path, peer_bin: Path, tmp_path_factory: pytest.TempPathF
     plain.unlink()
 
 
-class Scaled:
+class ScaledForward:
     """A forward pass with adapters of one strength."""
 
     def __init__(self, forward: Any, scales: Scales) -> None:
@@ -162,12 +162,12 @@ def test_distributions(files: Files, peer_bin: Path, tmp_path: Path) -> None:
         llama.engine.close()  # its sequences make room in the memory
         comparisons = {scales: Comparison() for scales in CASES}
         for (scales, name), steps in answers.items():
-            compare(comparisons[scales], name, Scaled(llama.forward, scales), texts[name], steps)  # type: ignore[arg-type]
+            compare(comparisons[scales], name, ScaledForward(llama.forward, scales), texts[name], steps)  # type: ignore[arg-type]
         for scales, steps in as_set.items():
-            compare(comparisons[scales], "as set", Scaled(llama.forward, scales), texts["story"], steps)  # type: ignore[arg-type]
+            compare(comparisons[scales], "as set", ScaledForward(llama.forward, scales), texts["story"], steps)  # type: ignore[arg-type]
         # The comparison can fail: with other scales they are far apart.
         other = Comparison()
-        compare(other, "other", Scaled(llama.forward, (0.9, 0.0)), texts["story"], answers[(1.0, 0.0), "story"])  # type: ignore[arg-type]
+        compare(other, "other", ScaledForward(llama.forward, (0.9, 0.0)), texts["story"], answers[(1.0, 0.0), "story"])  # type: ignore[arg-type]
     show(HEADER, *(comparison.row(f"scales {scales}") for scales, comparison in comparisons.items()))
     show(other.row("0.9 in place of 1"))
     for comparison in comparisons.values():
@@ -201,7 +201,7 @@ def test_on_workers(files: Files, peer_bin: Path, tmp_path: Path) -> None:
         comparison = Comparison()
         for (scales, name), result in zip(asked, results, strict=True):
             steps = [Step(p.token.id, tuple((top.id, top.logprob) for top in p.top)) for p in result.probs]
-            compare(comparison, name, Scaled(llama.forward, scales), prompts(llama)[name], steps)  # type: ignore[arg-type]
+            compare(comparison, name, ScaledForward(llama.forward, scales), prompts(llama)[name], steps)  # type: ignore[arg-type]
         show(HEADER, comparison.row("on a real worker"))
         assert comparison.agreement >= AGREEMENT and comparison.mean_difference <= MEAN_DIFFERENCE
 
@@ -216,7 +216,7 @@ def test_the_real_server_on_our_worker(files: Files, peer_bin: Path, tmp_path: P
         assert worker.graphs() > N_PREDICT
         comparison = Comparison()
         for (scales, name), steps in answers.items():
-            compare(comparison, name, Scaled(llama.forward, scales), prompts(llama)[name], steps)  # type: ignore[arg-type]
+            compare(comparison, name, ScaledForward(llama.forward, scales), prompts(llama)[name], steps)  # type: ignore[arg-type]
         show(HEADER, comparison.row("the real server on our worker"))
         assert max(comparison.differences) <= SAME
 

@@ -1,4 +1,4 @@
-"""What operators and browsers see of this server and of the real llama-server: keys, public paths, CORS, metrics,
+"""Operators' and browsers' view of this server and of llama-server compared: keys, public paths, CORS, metrics,
 properties, and RoPE flags."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def test_doors_are_alike(peer_bin: Path, smollm2_path: Path, tmp_path: Path) -> None:
+def test_public_paths_equal_llama_servers(peer_bin: Path, smollm2_path: Path, tmp_path: Path) -> None:
     options = ["--api-key", "k1,k2", "--metrics", "--props", "--no-webui"]
     key = {"Authorization": "Bearer k2"}
     with both(peer_bin, smollm2_path, tmp_path, options) as servers:
@@ -101,7 +101,7 @@ def test_doors_are_alike(peer_bin: Path, smollm2_path: Path, tmp_path: Path) -> 
     [["--cors-origins", "*"], ["--cors-origins", "localhost"], ["--cors-origins", "http://a.b"]],
     ids=["any", "localhost", "one origin"],
 )
-def test_browsers_are_told_the_same(peer_bin: Path, smollm2_path: Path, tmp_path: Path, options: list[str]) -> None:
+def test_cors_equals_llama_server(peer_bin: Path, smollm2_path: Path, tmp_path: Path, options: list[str]) -> None:
     names = ("origin", "methods", "headers", "credentials")
     with both(peer_bin, smollm2_path, tmp_path, options) as servers:
         for origin in ("http://a.b", "http://localhost:3000", "http://localhost.evil.com"):

@@ -40,18 +40,18 @@ N_CHUNKS = 16
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TestedModel:
     name: str
     path: Path
     llama: LoadedModel
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
-def loaded(request: pytest.FixtureRequest, peer_bin: Path) -> Iterator[Loaded]:
+def loaded(request: pytest.FixtureRequest, peer_bin: Path) -> Iterator[TestedModel]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
     with LoadedModel.load(path, EngineOptions(n_ctx=N_CTX, n_threads=2)) as llama:
         llama.engine.close()  # the forward pass is driven from here
-        yield Loaded(request.param, path, llama)
+        yield TestedModel(request.param, path, llama)
 
 
 def options(cache: str) -> list[str]:
@@ -80,7 +80,7 @@ def show(*lines: str) -> None:
 
 
 @pytest.mark.full
-def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
+def test_distributions_of_float_weights(loaded: TestedModel, peer_bin: Path, tmp_path: Path) -> None:
     path = to_float32(peer_bin, loaded.path, tmp_path / "float32.gguf")
     with llama_server(peer_bin, path, tmp_path / "llama-server.log", *options("f32")) as client:
         prompts = prompts_of(loaded.llama, client)
@@ -99,7 +99,7 @@ def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path
 
 
 @pytest.mark.full
-def test_distributions_of_quantised_weights(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
+def test_distributions_of_quantised_weights(loaded: TestedModel, peer_bin: Path, tmp_path: Path) -> None:
     llama = loaded.llama
     with llama_server(peer_bin, loaded.path, tmp_path / "llama-server.log", *options("f16")) as client:
         prompts = prompts_of(llama, client)
@@ -121,7 +121,7 @@ def test_distributions_of_quantised_weights(loaded: Loaded, peer_bin: Path, tmp_
 
 
 @pytest.mark.full
-def test_perplexity(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
+def test_perplexity(loaded: TestedModel, peer_bin: Path, tmp_path: Path) -> None:
     text = long_text(N_CHARACTERS)
     (tmp_path / "text").write_text(text, encoding="utf-8")
     flags = ["-c", str(CHUNK), "-b", "2048", "-t", "2", "--chunks", str(N_CHUNKS)]

@@ -45,7 +45,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "flags", "n_ctx"), CASES)
-def test_the_real_one_says_the_same_of_stretched_positions(
+def test_equals_llama_cpp_with_scaled_positions(
     peer_bin: Path, tmp_path: Path, name: str, flags: str, n_ctx: int
 ) -> None:
     given = flags.split()

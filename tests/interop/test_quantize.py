@@ -50,7 +50,7 @@ def compare(programs: Path, model: Path, kind: str, *flags: str) -> None:
 
 
 def compare_types(programs: Path, model: Path, kind: str, imatrix: Path) -> None:
-    """Who gets which type; the blocks of each type have digests (tests/quantize/test_types.py)."""
+    """Compare the type of each tensor; the blocks of each type have digests (tests/quantize/test_types.py)."""
     command = [str(programs / "llama-quantize"), "--imatrix", str(imatrix), "--dry-run", str(model), kind]
     said = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = re.findall(r"\] +(\S+) +- \[.*type = +\w+, .*\((\w+)\)$", said.stdout + said.stderr, re.MULTILINE)

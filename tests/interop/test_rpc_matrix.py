@@ -55,7 +55,7 @@ CHANCE = 4.0
 SAME = 1e-3
 
 Kinds = tuple[str, ...]
-"""Who the workers of a cell are, in order: "ours" or "real"."""
+"""Workers of a cell, in order: "ours" or "real" (llama.cpp's)."""
 _COMMON: tuple[Kinds, ...] = (
     ("ours",),
     ("real",),
@@ -74,7 +74,7 @@ WORKERS: dict[str, tuple[Kinds, ...]] = {
 
 @dataclass
 class Cell:
-    """What one server on some workers answered."""
+    """Answers of one server with its workers."""
 
     answers: list[list[Step]]
     graphs: list[int]
@@ -209,7 +209,7 @@ def answers_of(llama: LoadedModel, prompts: Sequence[list[int]]) -> list[Result]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
         except BaseException:
-            llama.close()  # so that nobody waits for an answer any more
+            llama.close()  # so that no request waits for an answer any more
             raise
 
 
@@ -249,7 +249,7 @@ def on_llama_server(
 
 
 def follow(client: httpx.Client, llama: LoadedModel, prompts: Sequence[list[int]], cell: Cell) -> Comparison:
-    """What a cell reported, against what another llama-server reports when it is made to give the same answers."""
+    """Compare a cell's probabilities with those of another llama-server that is forced to the same answers."""
 
     def one(name: str, prompt: list[int], answer: list[Step]) -> Comparison:
         comparison = Comparison()
@@ -309,7 +309,7 @@ def along(
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -325,7 +325,7 @@ def logprobs_after(llama: LoadedModel, tokens: Sequence[int], new: int, first: i
 
 
 def as_long_as_equal(cell: Cell, reference: Cell) -> Comparison:
-    """What both report at each place up to the first where their answers differ, that place included."""
+    """Return the reports of both at each place up to and including the first where their answers differ."""
     comparison = Comparison()
     for name, answer, right in zip(SHORT_TEXTS, cell.answers, reference.answers, strict=True):
         for n, (step, right_step) in enumerate(zip(answer, right, strict=False)):
@@ -352,7 +352,7 @@ def total(comparisons: Iterable[Comparison]) -> Comparison:
 
 
 def chance(*comparisons: Comparison) -> float:
-    """How far apart two shares of agreement may be by chance."""
+    """Return the distance that two shares of agreement may have by chance."""
     return CHANCE * math.sqrt(sum(c.agreement * (1 - c.agreement) / c.positions for c in comparisons))
 
 

@@ -114,7 +114,7 @@ class Setting:
     client: httpx.Client
 
     def ask(self, tokens: list[int], **options: Any) -> list[dict[str, Any]]:
-        """What the real server reports of each token it generates."""
+        """Return llama-server's report of each generated token."""
         body = {"prompt": tokens, "n_predict": 1, "seed": 1, "cache_prompt": True} | options
         answer = self.client.post("/completion", json=body)
         assert answer.status_code == 200, answer.text
@@ -226,7 +226,7 @@ def test_distributions(setting: Setting, places: dict[str, Place]) -> None:
     ],
     ids=["mirostat 1", "mirostat 2", "adaptive-p", "penalties"],
 )
-def test_what_samplers_remember(setting: Setting, places: dict[str, Place], options: dict[str, Any]) -> None:
+def test_sampler_history(setting: Setting, places: dict[str, Place], options: dict[str, Any]) -> None:
     prompt = places["story"].tokens
     answer = setting.probabilities(prompt, **options, n_predict=3)
     tokens = [token for token, _ in answer]
@@ -242,7 +242,7 @@ def test_what_samplers_remember(setting: Setting, places: dict[str, Place], opti
 
 @pytest.mark.full
 def test_how_often_xtc_cuts(setting: Setting, places: dict[str, Place]) -> None:
-    """Of two candidates it leaves one, as often as it is told."""
+    """It removes one of two candidates with the given probability."""
     n, probability = 200, 0.3
     options = {"samplers": ["top_k", "xtc"], "top_k": 2, "xtc_probability": probability, "xtc_threshold": 0.0}
     place = places["list"]

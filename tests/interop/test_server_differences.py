@@ -155,7 +155,7 @@ def _kinds(events: list[tuple[str, Any]]) -> list[str]:
 
 
 def _texts(value: Any) -> str:
-    """What an answer says: all its texts, however the API calls them."""
+    """Return all texts of an answer, whatever the API calls them."""
     if isinstance(value, list):
         return "".join(map(_texts, value))
     if not isinstance(value, dict):

@@ -34,7 +34,7 @@ TEXTS = [
 
 
 def texts() -> list[str]:
-    """Those above, and characters of theirs and of the corpus glued at odd places."""
+    """Return the texts above, and characters of them and of the corpus joined at odd places."""
     rng = random.Random(7)
     whole = "".join(TEXTS) + CORPUS + "".join(RULES)
     alphabet = [*whole, *RULES, "▁", "<mask>", "</s>", "  "]

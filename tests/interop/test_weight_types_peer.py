@@ -48,7 +48,7 @@ def quantized(programs: Path, floats: Path, out: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", [*TYPES, *RANDOM])
-def test_the_real_one_says_the_same(peer_bin: Path, floats: Path, tmp_path: Path, name: str) -> None:
+def test_equals_llama_cpp(peer_bin: Path, floats: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "q.gguf"
     if name in RANDOM:
         make_llama(path, wtype=name, **SHAPE)

@@ -259,7 +259,7 @@ def test_messages_of_tools_and_parts(llm: Llama) -> None:
         {"role": "tool", "tool_call_id": "1", "content": "done"},
     ]
     assert llm.create_chat_completion(messages, tools=[TOOL], max_tokens=2)["choices"]
-    with pytest.raises(LibraryError, match="text alone"):
+    with pytest.raises(LibraryError, match="models read text only"):
         llm.create_chat_completion([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 
@@ -307,7 +307,7 @@ def test_vectors_of_texts(tmp_path: Path) -> None:
         assert encoder.embed("Hello world") == whole["data"][0]["embedding"]
         with pytest.raises(LlamadoError, match="logits"):
             encoder("Hello")
-        with pytest.raises(LibraryError, match="remembers nothing"):
+        with pytest.raises(LibraryError, match="keeps no sequences"):
             encoder.save_state()
 
 
@@ -363,7 +363,7 @@ PLAIN = EngineOptions(n_ctx=512, n_batch=512)
     ("arguments", "changes"),
     [
         ({}, {}),
-        ({"n_ctx": 2048, "n_batch": 64}, {"n_ctx": 2048, "n_batch": 64, "n_ubatch": 64}),
+        ({"n_ctx": 2048, "n_batch": 64}, {"n_ctx": 2048, "n_batch": 64}),
         ({"n_threads": 3, "n_threads_batch": 4}, {"n_threads": 3, "n_threads_batch": 4}),
         ({"use_mmap": False, "use_mlock": True, "numa": True}, {"mmap": False, "mlock": True, "numa": "distribute"}),
         ({"type_k": 8, "type_v": "q8_0"}, {"type_k": "q8_0", "type_v": "q8_0"}),
@@ -394,9 +394,9 @@ def test_arguments_arrive(asked: list[EngineOptions], arguments: dict[str, Any],
 
 
 def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert options_of(asked).turned
+    assert options_of(asked).rotated
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert not options_of(asked).turned
+    assert not options_of(asked).rotated
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from llamado.errors import LlamadoError
 from llamado.gguf.errors import GgufError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import BatchShape, InvalidAdapter, load_adapters, load_model
+from llamado.models.memory import MemoryOptions
 
 Array = np.ndarray[Any, Any]
 LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -116,7 +117,7 @@ def test_the_graph_is_ggmls(tmp_path: Path, llama: Path) -> None:
     with GGUFFile.open(llama) as file:
         model = load_model(file)
         adapters = load_adapters(model, paths)
-        kv = model.memory(256)
+        kv = model.memory(MemoryOptions(n_cells=256))
 
         def ops(*scales: float) -> list[str]:
             return [node.op.name for node in model.build(BatchShape(2, 1, 256, scales=scales), kv).nodes]

@@ -14,6 +14,7 @@ from tiny.spec import N_VOCAB
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import ARCHITECTURES, load_model
@@ -90,7 +91,9 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def opened(file: GGUFFile, jit: Jit) -> Iterator[ModelRunner]:
     """One runner for all tests of an architecture, with the graphs that it has already."""
-    runner = ModelRunner(file, load_model(file), [CpuDevice(2, jit=jit)], n_cells=1024, n_sequences=3, max_batch=160)
+    runner = ModelRunner(
+        file, load_model(file), [CpuDevice(2, jit=jit)], RunnerOptions(n_cells=1024, n_sequences=3, max_batch=160)
+    )
     yield runner
     runner.close()
 
@@ -192,7 +195,9 @@ def test_the_same_bits_on_two_devices(file: GGUFFile, runner: ModelRunner, jit: 
     for cut in (n // 2, n - 1):
         placement = Placement((0,) * cut + (1,) * (n - cut), 1)
         devices = [CpuDevice(1, jit=jit) for _ in range(2)]
-        divided = ModelRunner(file, runner.model, devices, placement, n_cells=512, n_sequences=1, max_batch=64)
+        divided = ModelRunner(
+            file, runner.model, devices, RunnerOptions(n_cells=512, n_sequences=1, max_batch=64), placement
+        )
         assert read(divided, begin(divided), [62, 1, 1]).tobytes() == right
         divided.close()
 

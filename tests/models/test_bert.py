@@ -15,6 +15,7 @@ from llamado.errors import LlamadoError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape, InvalidModel, Output, Pooling, UnsupportedModel, load_model
+from llamado.models.memory import MemoryOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +24,7 @@ def run(path: Path, texts: list[list[int]], output: Output = Output.HIDDEN) -> l
     """What the model's graph gives for all tokens of texts that share a batch."""
     with GGUFFile.open(path) as file:
         model = load_model(file)
-        kv = model.memory(256, TensorType.F32, TensorType.F32)
+        kv = model.memory(MemoryOptions(n_cells=256, type_k=TensorType.F32, type_v=TensorType.F32))
         device = ReferenceDevice(np.float64)
         for name, tensor in model.weights.items():
             device.bind(tensor, file.data(name))
@@ -68,7 +69,7 @@ def test_facts(tmp_path: Path) -> None:
         assert (model.hparams.causal, model.hparams.pooling, model.generates) == (False, Pooling.MEAN, False)
         assert (model.width(Output.HIDDEN), model.width(Output.SCORES)) == (64, 3)
         with pytest.raises(UnsupportedModel, match="--embeddings"):
-            model.build(BatchShape(1, 1, 256), model.memory(256))
+            model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     with GGUFFile.open(make_bert(tmp_path / "n.gguf", pooling=None)) as file:
         assert load_model(file).hparams.pooling is None
         # without a classifier, llama.cpp takes the first number of the hidden state for the score

@@ -12,6 +12,7 @@ from tiny import TINY, each_architecture, make
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
@@ -34,7 +35,7 @@ def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) 
     with GGUFFile.open(make(TINY[name], tmp_path / "m.gguf", wtype=request.param)) as file:
         devices = [CpuDevice(2, jit=jit)]
         options = {"n_cells": 512, "max_batch": 200, "whole": True, "output": Output.HIDDEN}
-        runner = ModelRunner(file, load_model(file), devices, **options)
+        runner = ModelRunner(file, load_model(file), devices, RunnerOptions(**options))
         yield runner
         runner.close()
 

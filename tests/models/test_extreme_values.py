@@ -43,6 +43,7 @@ from llamado.models import (
 )
 from llamado.models.architectures.gemma import gemma3n as gemma3n_module
 from llamado.models.keys import BOOLS, FLOATS, INTEGERS, STRINGS, Keys, RopeOptions
+from llamado.models.memory import MemoryOptions
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
@@ -112,7 +113,7 @@ def compile_(file: GGUFFile, seen: set[Any]) -> None:
         return
     seen.add(found)
     output = Output.LOGITS if model.generates else Output.HIDDEN
-    kv = model.memory(256)
+    kv = model.memory(MemoryOptions(n_cells=256))
     graph = model.build(BatchShape(2, 1, 256, output), kv)
     for tensor in (*model.weights.values(), *kv.tensors, *graph.inputs.values()):
         tensor.buffer = CpuBuffer.allocate(tensor.nbytes)
@@ -221,7 +222,7 @@ def test_wishes_for_positions(files: dict[str, GGUFFile]) -> None:
             *numbers, still = astuple(hp.rope)
             assert all(math.isfinite(number) for number in numbers) and still == ()
             assert 0 < hp.n_ctx_train < 2**63
-            model.build(BatchShape(1, 1, 256), model.memory(256))
+            model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     assert possible > 10
 
 

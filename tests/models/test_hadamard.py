@@ -11,6 +11,7 @@ from tiny_models import make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.ggml import Op
 from llamado.ggml.ops import MatrixHint
@@ -18,7 +19,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
 from llamado.models.hadamard import hadamard, key_rotation, value_rotation
-from llamado.models.memory import KeysValues, Latent, Memory, Span
+from llamado.models.memory import KeysValues, Latent, Memory, MemoryOptions, Span
 
 TOKENS = np.random.default_rng(5).integers(3, 300, 150).astype(np.int32)
 
@@ -58,17 +59,20 @@ def test_what_is_turned(type: T, heads: set[int], k: int, v: int) -> None:
 
 def test_layers_with_windows_and_those_without_are_told_apart() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256), Latent(64)]
-    memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.Q8_0)
+    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.Q8_0))
     assert [memory[layer].rotations for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
-    other = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16)
+    other = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16))
     assert [other[layer].rotations for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
 
 
 def test_turning_can_be_left_out() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
-    memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16, rotated=False)
+    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16, rotated=False))
     assert memory.unrotated and [memory[layer].rotations for layer in range(2)] == [(0, 0), (0, 0)]
-    assert not Memory(layers, 1024, rotated=False).unrotated and not Memory(layers, 1024, type_k=T.Q4_0).unrotated
+    assert (
+        not Memory(layers, MemoryOptions(n_cells=1024, rotated=False)).unrotated
+        and not Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0)).unrotated
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,9 @@ def test_queries_keys_values_and_what_comes_out_are_turned(path: Path) -> None:
         ((T.F16, T.Q5_0), 2),
         ((T.F16, T.F32), 0),
     ):
-        graph = model.build(BatchShape(3, 3, 256), model.memory(256, *types))
+        graph = model.build(
+            BatchShape(3, 3, 256), model.memory(MemoryOptions(n_cells=256, type_k=types[0], type_v=types[1]))
+        )
         turned = [n.src[0] for n in graph.nodes if n.op is Op.MUL_MAT and n.op_params[4] == MatrixHint.HADAMARD]
         assert turned == [graph.inputs.get("hadamard_64")] * (expected * model.hparams.n_layer)
 
@@ -105,7 +111,10 @@ def test_the_same_bits_in_any_batches(path: Path, jit: Jit, types: tuple[T, T]) 
         for sizes in ([150], [64, 1, 37, 48], [1] * 150):
             model = load_model(file)
             runner = ModelRunner(
-                file, model, [CpuDevice(2, jit=jit)], n_cells=256, max_batch=160, type_k=types[0], type_v=types[1]
+                file,
+                model,
+                [CpuDevice(2, jit=jit)],
+                RunnerOptions(n_cells=256, max_batch=160, type_k=types[0], type_v=types[1]),
             )
             handle, found = runner.memory.allocate(150), []
             assert handle is not None

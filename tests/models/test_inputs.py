@@ -28,6 +28,7 @@ from llamado.models.inputs import (
     StateRows,
     TokenIds,
 )
+from llamado.models.memory import MemoryOptions
 from llamado.models.parts.pooled_indexer import RunMask, RunPositions
 
 Array = np.ndarray[Any, Any]
@@ -207,7 +208,7 @@ def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[...,
     with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
         model = load_model(file)
     shape = BatchShape(8, 2, 256, Output.HIDDEN, embeddings=embeddings)
-    graph = model.build(shape, model.memory(1024))
+    graph = model.build(shape, model.memory(MemoryOptions(n_cells=1024)))
     assert [feed.name for feed in graph.feeds] == [*graph.inputs]
     assert ("embeddings" in graph.inputs, "tokens" in graph.inputs) == (embeddings, not embeddings)
     given = batch(embeddings=np.ones((5, model.hparams.n_embd), np.float32))
@@ -246,7 +247,7 @@ def test_llama4_has_temperatures_in_layers_without_positions(tmp_path: Path) -> 
     """They are 1 in the first 8191 places, which golden rows do not reach beyond."""
     with GGUFFile.open(make(TINY["llama4"], tmp_path / "m.gguf")) as file:
         model = load_model(file)
-        graph = model.build(BatchShape(4, 1, 256), model.memory(256))
+        graph = model.build(BatchShape(4, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     assert [node.name for node in graph.nodes if node.name.startswith("Qcur_temp")] == ["Qcur_temp-3"]
     (temperature,) = (feed for feed in graph.feeds if isinstance(feed, AttentionTemperature))
     found = filled(temperature, batch(positions=np.array([8190, 8191, 16382, 16383], np.int32))).reshape(-1)

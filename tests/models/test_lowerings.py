@@ -16,6 +16,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings import LOWERINGS, can_run
 from llamado.devices.cpu.lowerings.host import processor
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
@@ -92,7 +93,9 @@ def check(path: Path, jit: Jit) -> None:
     for threads, way in WAYS.items():
         with GGUFFile.open(path) as file:
             device = CpuDevice(threads, jit=jit)
-            runner = ModelRunner(file, load_model(file), [device], n_cells=1024, n_sequences=3, max_batch=160)
+            runner = ModelRunner(
+                file, load_model(file), [device], RunnerOptions(n_cells=1024, n_sequences=3, max_batch=160)
+            )
             if right is None:
                 right = logits(runner, AT_ONCE)
                 assert np.isfinite(right).all() and right.std() > 0.1

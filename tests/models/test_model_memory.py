@@ -21,6 +21,7 @@ from llamado.models.memory import (
     LayerCache,
     LayerMemory,
     Memory,
+    MemoryOptions,
     RecurrentState,
     RowSpan,
     SharedMemory,
@@ -51,7 +52,8 @@ class Recorded:
     def __init__(self, layers: Sequence[LayerMemory]) -> None:
         f32 = TensorType.F32
         self.memory = Memory(
-            layers, 4096, n_sequences=N_SEQUENCES, max_batch=MAX_BATCH, type_k=f32, type_v=f32, slack=20
+            layers,
+            MemoryOptions(n_cells=4096, n_sequences=N_SEQUENCES, max_batch=MAX_BATCH, type_k=f32, type_v=f32, slack=20),
         )
         self.memory.attach(self)
         self.rows = {t.name: np.full((t.ne[1], t.ne[0]), -1.0, np.float32) for t in self.memory.tensors}
@@ -258,16 +260,20 @@ def test_states_are_kept_now_and_then_without_a_mark() -> None:
 
 def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
     for n_sequences, windowed in ((1, True), (10, True), (11, False)):
-        memory = Memory([KeysValues(1, 1, WINDOW)], 4096, n_sequences=n_sequences, max_batch=MAX_BATCH, slack=20)
+        memory = Memory(
+            [KeysValues(1, 1, WINDOW)],
+            MemoryOptions(n_cells=4096, n_sequences=n_sequences, max_batch=MAX_BATCH, slack=20),
+        )
         rows = memory[0].part.n_rows
         assert memory.has_tails == windowed and (rows < 4096) == windowed
-    assert not Memory([KeysValues(1, 1, WINDOW)], 1 << 20, whole=True).has_tails
+    assert not Memory([KeysValues(1, 1, WINDOW)], MemoryOptions(n_cells=1 << 20, whole=True)).has_tails
 
 
 def test_bytes() -> None:
     f16 = TensorType.F16
     memory = Memory(
-        [KeysValues(64, 32), Latent(48), RecurrentState((10, 20))], 1000, n_sequences=5, type_v=TensorType.Q8_0
+        [KeysValues(64, 32), Latent(48), RecurrentState((10, 20))],
+        MemoryOptions(n_cells=1000, n_sequences=5, type_v=TensorType.Q8_0),
     )
     assert memory.n_cells == 1024 and memory.types == (f16, TensorType.Q8_0)
     assert [memory.layer_bytes(i) for i in range(3)] == [1024 * (128 + 34), 1024 * 96, 5 * 4 * 4 * 30]
@@ -276,7 +282,9 @@ def test_bytes() -> None:
 
 
 def test_a_layer_that_shares_has_nothing_of_its_own() -> None:
-    memory = Memory([KeysValues(64, 32, WINDOW), KeysValues(64, 64), SharedMemory(0), SharedMemory(1)], 4096)
+    memory = Memory(
+        [KeysValues(64, 32, WINDOW), KeysValues(64, 64), SharedMemory(0), SharedMemory(1)], MemoryOptions(n_cells=4096)
+    )
     assert memory[2] == memory[0] and memory[3] == memory[1] and len(memory) == 4
     assert [memory.layer_bytes(i) for i in (2, 3)] == [0, 0] and memory.token_bytes == 2 * 128
     assert [memory.read_bytes(i, 100) for i in (2, 3)] == [memory.read_bytes(i, 100) for i in (0, 1)]

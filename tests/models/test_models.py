@@ -26,6 +26,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, InvalidModel, Model, UnsupportedModel, load_model
 from llamado.models.hparams import Gating
 from llamado.models.keys import FILE_ROPE, RopeOptions
+from llamado.models.memory import MemoryOptions
 
 Array = np.ndarray[Any, Any]
 MAKERS = [make_llama, make_gemma3]
@@ -91,7 +92,7 @@ def test_the_head_shares_the_embedding_when_there_is_no_other(tmp_path: Path) ->
     shape = BatchShape(1, 1, 256)
     for tied in (True, False):
         model = load(make_llama(tmp_path / "model.gguf", tied=tied))
-        head = model.build(shape, model.memory(256)).outputs["logits"].src[0]
+        head = model.build(shape, model.memory(MemoryOptions(n_cells=256))).outputs["logits"].src[0]
         assert head is model.weights["token_embd.weight" if tied else "output.weight"]
 
 
@@ -121,7 +122,7 @@ ROPE = {
 
 def ropes(model: Model) -> list[tuple[int | float, ...]]:
     """op_params of the rotations: <5 i32, 6 f32>, those of a layer's queries and keys after another."""
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     return [struct.unpack_from("<5i6f", node.op_params) for node in graph.nodes if node.op == Op.ROPE]
 
 
@@ -217,7 +218,7 @@ def test_longrope_goes_by_the_context_of_a_sequence(tmp_path: Path, name: str) -
     short, long = (model.weights[f"rope_factors_{which}.weight"] for which in ("short", "long"))
     limit = TINY[name].keys["rope.scaling.original_context_length"]
     for n_ctx, expected in ((limit - 1, short), (limit, short), (limit + 1, long), (0, long)):
-        graph = model.build(BatchShape(1, 1, 256), model.memory(1024, n_ctx=n_ctx))
+        graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=1024, n_ctx=n_ctx)))
         factors = [node.src[2] for node in graph.nodes if node.op == Op.ROPE]
         assert factors == [expected] * (2 * model.hparams.n_layer)
     assert {rope[6:9] for rope in ropes(model)} == {(1.0, 0.0, np.float32(1.19))}
@@ -241,7 +242,7 @@ def test_gemma3_of_62_layers_scales_by_the_width_of_a_head(tmp_path: Path, n_lay
     model = load(path)
     expected = float(np.float32(1) / np.sqrt(np.float32(width)))
     assert model.hparams.attention_scale == expected
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     attended = [node.src[0] for node in graph.nodes if node.op == Op.FLASH_ATTN_EXT]
     assert len(attended) == n_layer
     scales = {struct.unpack_from("<f", node.op_params)[0] for node in graph.nodes if node.op == Op.SCALE}
@@ -252,7 +253,7 @@ def test_gemma3_of_62_layers_scales_by_the_width_of_a_head(tmp_path: Path, n_lay
 
 def test_frequency_factors_reach_queries_and_keys(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", freq_factors=True))
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     ropes = [node for node in graph.nodes if node.op == Op.ROPE]
     assert len(ropes) == 4
     assert all(node.src[2] is model.weights["rope_freqs.weight"] for node in ropes)
@@ -284,7 +285,7 @@ def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
         metadata["gemma3.attention.sliding_window"] = 0
 
     model = load(rewrite(make_gemma3(tmp_path / "a.gguf"), tmp_path / "b.gguf", change))
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     assert "mask_swa" not in graph.inputs and "mask" in graph.inputs
 
 
@@ -376,12 +377,12 @@ def test_matrices_may_have_a_factor(tmp_path: Path) -> None:
 def test_a_cache_type_must_fit(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
     with pytest.raises(UnsupportedModel, match="these have 16 elements"):
-        model.memory(256, T.Q8_0, T.F16)
+        model.memory(MemoryOptions(n_cells=256, type_k=T.Q8_0, type_v=T.F16))
     with pytest.raises(
         UnsupportedModel,
         match="Q4_K is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, ",
     ):
-        model.memory(256, T.F16, T.Q4_K)
+        model.memory(MemoryOptions(n_cells=256, type_k=T.F16, type_v=T.Q4_K))
 
 
 @pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv"), [(0, 0, 256), (2, 3, 256), (2, -1, 256), (2, 1, 0)])
@@ -393,7 +394,7 @@ def test_impossible_batches(n_tokens: int, n_outputs: int, n_kv: int) -> None:
 def test_more_cells_than_the_cache_has(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf"))
     with pytest.raises(ValueError, match="512 cells of a cache of 256"):
-        model.build(BatchShape(1, 1, 512), model.memory(256))
+        model.build(BatchShape(1, 1, 512), model.memory(MemoryOptions(n_cells=256)))
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ def test_more_cells_than_the_cache_has(tmp_path: Path) -> None:
 def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
     n_vocab = model.hparams.n_vocab
-    graph = model.build(BatchShape(5, 2, 256), model.memory(512))
+    graph = model.build(BatchShape(5, 2, 256), model.memory(MemoryOptions(n_cells=512)))
     described = {name: (t.type, t.ne[:2]) for name, t in graph.inputs.items()}
     expected = {
         "tokens": (T.I32, (5, 1)),
@@ -421,7 +422,7 @@ def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_batch_without_outputs_writes_every_cache_and_nothing_more(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
-    kv = model.memory(256)
+    kv = model.memory(MemoryOptions(n_cells=256))
     graph = model.build(BatchShape(5, 0, 256), kv)
     assert graph.outputs == {} and "out_rows" not in graph.inputs
     writes = [node for node in graph.nodes if node.op == Op.SET_ROWS]
@@ -433,7 +434,7 @@ def test_a_batch_without_outputs_writes_every_cache_and_nothing_more(tmp_path: P
 def test_a_graph_costs_a_few_calls_for_each_node(smollm2_path: Path) -> None:
     """Building is on the way to each new shape's first token; calls are what it takes, counted without a clock."""
     model = load(smollm2_path)
-    kv = model.memory(1024)
+    kv = model.memory(MemoryOptions(n_cells=1024))
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -535,7 +536,7 @@ def test_gemma3_goes_on_as_llama_cpp_does(gemma3_path: Path) -> None:
 
 def test_epsilon_reaches_the_norm_as_stored(smollm2_path: Path) -> None:
     model = load(smollm2_path)
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     norm = next(node for node in graph.nodes if node.op == Op.RMS_NORM)
     assert norm.op_params[:4] == struct.pack("<f", 1e-5)
 

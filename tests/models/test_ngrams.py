@@ -11,6 +11,7 @@ from tiny import TINY, make
 from llamado import Llama
 from llamado.commands.bench.perplexity import Score, score_chunk
 from llamado.devices.cpu.device import CpuDevice
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -72,7 +73,9 @@ def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
     )
     for max_batch in (160, 16):
         with GGUFFile.open(path) as file:
-            runner = ModelRunner(file, load_model(file), [CpuDevice(1)], n_cells=256, max_batch=max_batch)
+            runner = ModelRunner(
+                file, load_model(file), [CpuDevice(1)], RunnerOptions(n_cells=256, max_batch=max_batch)
+            )
             score = Score()
             score_chunk(runner, tokens.tolist(), score)
             found.append((score.count, score.nll))

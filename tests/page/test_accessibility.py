@@ -46,8 +46,8 @@ def test_no_serious_violation(browser: Browser, scheme: Any, width: int) -> None
         page.goto(address)
         page.get_by_role("dialog").wait_for()
         look("key")
-        page.get_by_label("Key", exact=True).fill("k")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_label("API key", exact=True).fill("k")
+        page.get_by_role("button", name="Continue").click()
         for view in VIEWS:
             page.goto(f"{address}#/{view}")
             heading = page.get_by_role("heading", level=1)
@@ -62,12 +62,12 @@ def test_no_serious_violation(browser: Browser, scheme: Any, width: int) -> None
             elif view == "complete":
                 page.get_by_label("Text", exact=True).fill("Hello")
                 page.get_by_role("button", name="Complete", exact=True).click()
-                page.locator(".took").wait_for()
+                page.locator(".stats").wait_for()
                 look(f"{view}, done")
             page.get_by_role("button", name="settings").first.click()
             page.get_by_label("top_k", exact=True).wait_for()
             look(f"{view}, settings")
-            page.get_by_role("button", name="Close the settings").click()
+            page.get_by_role("button", name="Close settings").click()
         page.goto(f"{address}#/chat")
         if width < 760:
             page.get_by_role("button", name="Chats").click()
@@ -94,7 +94,7 @@ def test_a_chat_by_keys_alone(page: Page) -> None:
             raise AssertionError(name)
 
         expect(page.get_by_label("Message", exact=True)).to_be_focused()  # one can write at once
-        skip = page.get_by_role("link", name="Skip to the content")
+        skip = page.get_by_role("link", name="Skip to content")
         skip.focus()
         expect(skip).to_be_in_viewport()
         page.keyboard.press("Enter")
@@ -106,8 +106,8 @@ def test_a_chat_by_keys_alone(page: Page) -> None:
         go("Regenerate")
         page.keyboard.press("Enter")
         page.get_by_text("2 of 2").wait_for()
-        expect(page.get_by_role("button", name="Version before")).to_be_enabled()
-        go("Version before")
+        expect(page.get_by_role("button", name="Previous version")).to_be_enabled()
+        go("Previous version")
         page.keyboard.press("Enter")
         page.get_by_text("1 of 2").wait_for()
         page.evaluate("document.getElementById('main').focus()")

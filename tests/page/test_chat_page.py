@@ -58,7 +58,7 @@ def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> Non
     chat.locator("article.assistant").last.get_by_role("button", name="Regenerate").click()
     ended(chat, 2)
     expect(answers(chat).last).to_have_text("Another.")
-    chat.get_by_role("button", name="Version before").click()
+    chat.get_by_role("button", name="Previous version").click()
     expect(answers(chat).last).to_have_text("Answer to 2.")
     take_picture(chat, "versions")
 
@@ -70,7 +70,7 @@ def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> Non
     first.get_by_role("button", name="Send again").click()
     ended(chat, 1)
     expect(answers(chat)).to_have_text(["Heard ['Uno']."])
-    chat.get_by_role("button", name="Version before").click()
+    chat.get_by_role("button", name="Previous version").click()
     expect(answers(chat)).to_have_text(["Answer to 1.", "Another."])
 
 
@@ -102,7 +102,7 @@ def test_stopped_before_it_is_asked(chat: Page, engine: ScriptedEngine) -> None:
     assert words == "Stop"
     chat.get_by_text("Stopped.").wait_for()
     expect(chat.get_by_role("button", name="Send", exact=True)).to_be_visible()
-    expect(chat.locator("article.user .said")).to_have_text("Go")
+    expect(chat.locator("article.user .message-text")).to_have_text("Go")
     assert engine.requests == []
     chat.locator("article.assistant").get_by_role("button", name="Regenerate").click()
     ended(chat, 1)
@@ -120,9 +120,9 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
     ended(chat, 1)
     chats = chat.locator(".chats-row a")
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
-    chat.get_by_label("Search in chats").fill("SPAIN")
+    chat.get_by_label("Search chats").fill("SPAIN")
     expect(chats).to_have_text(["Rivers of Spain"])
-    chat.get_by_label("Search in chats").fill("")
+    chat.get_by_label("Search chats").fill("")
 
     with chat.expect_download() as download:
         chat.get_by_role("button", name="Export").click()
@@ -134,7 +134,7 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
         chat.get_by_role("button", name=f"Delete {name}").click()
         chat.get_by_role("dialog", name=f"Delete “{name}”?").get_by_role("button", name="Delete").click()
     expect(chats).to_have_count(0)
-    chat.get_by_label("File of chats").set_input_files(file)
+    chat.get_by_label("Chat file").set_input_files(file)
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
     chats.last.click()
     expect(answers(chat)).to_have_text(["Answer to 1."])
@@ -151,16 +151,16 @@ def test_what_is_typed_behind_a_click_goes_where_the_click_led(chat: Page) -> No
     }""")
     expect(chat.get_by_role("heading", level=1)).to_have_text("Mountains of Peru")
     ended(chat, 1)
-    expect(chat.locator("article.user .said")).to_have_text(["Mountains of Peru"])
+    expect(chat.locator("article.user .message-text")).to_have_text(["Mountains of Peru"])
     chat.evaluate("""() => {
       document.querySelector(".chats-row:last-child a").click();
       document.getElementById("message").value = "and lakes?";
       document.querySelector(".composer").requestSubmit();
     }""")
     expect(answers(chat)).to_have_text(["Answer to 1.", "Answer to 2."])
-    expect(chat.locator("article.user .said")).to_have_text(["Rivers of Spain", "and lakes?"])
+    expect(chat.locator("article.user .message-text")).to_have_text(["Rivers of Spain", "and lakes?"])
     chat.go_back()
-    expect(chat.locator("article.user .said")).to_have_text(["Mountains of Peru"])
+    expect(chat.locator("article.user .message-text")).to_have_text(["Mountains of Peru"])
 
 
 def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine) -> None:
@@ -207,7 +207,7 @@ def test_renamed_in_the_list(chat: Page) -> None:
     for key, name in (("Escape", "Rivers of Spain"), ("Enter", "Ríos")):
         link.hover()
         chat.get_by_role("button", name="Rename Rivers of Spain").click()
-        field = chat.get_by_label("Name of this chat")
+        field = chat.get_by_label("Chat title")
         expect(field).to_be_focused()
         field.fill("Ríos")
         field.press(key)
@@ -285,7 +285,7 @@ def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
         "version": 1,
         "conversations": [{"conversation": conversation, "messages": kept}],
     }
-    chat.get_by_label("File of chats").set_input_files(
+    chat.get_by_label("Chat file").set_input_files(
         {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
     )
     for width in (1280, 390):
@@ -307,12 +307,12 @@ def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
 def test_what_an_answer_takes_is_told_while_it_comes(chat: Page, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "word " * 400, 0.02, 5
     say(chat, "Go")
-    taking = chat.locator(".taking")
+    taking = chat.locator(".stats.streaming")
     expect(taking).to_contain_text(re.compile(r"[\d.]+ tokens/s.*[1-9]\d* tokens"))
     before = taking.inner_text()
     until(chat, lambda: taking.inner_text() != before)
     chat.get_by_role("button", name="Stop").click()
-    expect(chat.locator(".took")).to_contain_text("tokens/s")  # of one that was stopped, too
+    expect(chat.locator(".stats")).to_contain_text("tokens/s")  # of one that was stopped, too
     expect(chat.locator(".context")).to_contain_text(re.compile(r"\d+%"))
 
 
@@ -349,7 +349,7 @@ def test_all_of_the_servers_table_is_there_and_found(chat: Page, engine: Scripte
     find.fill("looked back at")  # by what it does
     expect(chat.get_by_label("repeat_last_n", exact=True)).to_be_visible()
     find.fill("nothing is called so")
-    chat.get_by_text("None is called so.").wait_for()
+    chat.get_by_text("No parameter found.").wait_for()
 
 
 def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
@@ -411,7 +411,7 @@ def test_what_cannot_be_read_stays_to_be_mended(chat: Page) -> None:
     expect(field).to_have_value("abc")
     chat.get_by_label("top_k", exact=True).fill("7")
     chat.get_by_label("top_k", exact=True).blur()
-    chat.get_by_role("button", name="All as the server has it").click()
+    chat.get_by_role("button", name="Reset to server defaults").click()
     expect(field).to_have_value("")
     expect(chat.get_by_label("top_k", exact=True)).to_have_value("")
     expect(chat.get_by_text("expected a number")).to_have_count(0)
@@ -437,7 +437,7 @@ def test_attachments(chat: Page, engine: ScriptedEngine, tmp_path: Path) -> None
     files.set_input_files([tmp_path / "notes.txt", tmp_path / "letter.pdf"])
     expect(chat.locator(".chip")).to_have_count(2)
     files.set_input_files(tmp_path / "noise.bin")
-    chat.get_by_text("noise.bin: this is no text").wait_for()
+    chat.get_by_text("noise.bin: not a text file").wait_for()
     say(chat, "What is it?")
     ended(chat, 1)
     prompt = bytes(engine.requests[-1].prompt).decode()

@@ -80,7 +80,7 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
     first, second, third = (has(page, n) for n in range(3))
     assert [*second, *third, *first] == list(range(31)), "30 layers and the head"
     expect(page.get_by_role("article", name="This machine")).to_be_visible()
-    assert page.locator(".way").count() == 2
+    assert page.locator(".worker").count() == 2
     if AXE.exists():
         page.evaluate(AXE.read_text())
         assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
@@ -89,27 +89,27 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
     expect(predicted.locator("strong")).to_have_text("–")
     predicted.get_by_role("button", name="Measure").click()
     expect(predicted.locator("strong")).to_have_text(re.compile(r"^[\d.]+ ms$"))
-    expect(lane(page, 1).get_by_title("predicted, for a token")).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(lane(page, 1).get_by_title("predicted time per token")).to_have_text(re.compile(r"^[\d.]+ ms$"))
 
     # The first worker's last three layers go to the second one.
     last = second[-1]
     drag(page, place(page, 1, last - 2), place(page, 2, last))
-    trial = page.locator(".trial")
-    expect(trial).to_contain_text(re.compile(r"a token takes \d+(\.\d+)? ms"))
+    draft_bar = page.locator(".draft-bar")
+    expect(draft_bar).to_contain_text(re.compile(r"layout takes \d+(\.\d+)? ms"))
     assert has(page, 2) == [last - 2, last - 1, last, *third], "what is tried out is shown"
     told = httpx.get(f"{divided}/cluster").json()
     assert told["devices"][1]["layers"][-1] == last, "and nothing is moved before it is applied"
     assert all(one["predicted"]["seconds"] for one in told["devices"] if one["layers"]), "speeds are measured now"
 
     # One more by the keyboard.
-    lane(page, 2).get_by_role("button", name=f"RPC1 takes layer {last - 3}").focus()
+    lane(page, 2).get_by_role("button", name=f"Move layer {last - 3} to RPC1").focus()
     page.keyboard.press("Enter")
-    expect(trial).to_contain_text(re.compile(r"a token takes \d+(\.\d+)? ms"))
+    expect(draft_bar).to_contain_text(re.compile(r"layout takes \d+(\.\d+)? ms"))
     assert has(page, 2) == [*range(last - 3, last + 1), *third]
-    said = float(re.search(r"takes ([\d.]+) ms", trial.inner_text())[1])  # type: ignore[index]
+    said = float(re.search(r"takes ([\d.]+) ms", draft_bar.inner_text())[1])  # type: ignore[index]
     take_picture(page, "cluster")
-    trial.get_by_role("button", name="Apply").click()
-    expect(trial.get_by_role("button")).to_have_count(0)
+    draft_bar.get_by_role("button", name="Apply").click()
+    expect(draft_bar.get_by_role("button")).to_have_count(0)
     told = httpx.get(f"{divided}/cluster").json()
     assert told["devices"][2]["layers"] == [i for i in [*range(last - 3, last + 1), *third] if i < 30]
     assert told["predicted_seconds"] * 1e3 == pytest.approx(said, rel=0.01, abs=0.06), (
@@ -120,9 +120,9 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
 
     # Discarded: nothing changes.
     place(page, 0, 20).click()
-    expect(trial.get_by_role("button", name="Discard")).to_be_visible()
-    trial.get_by_role("button", name="Discard").click()
-    expect(trial.get_by_role("button")).to_have_count(0)
+    expect(draft_bar.get_by_role("button", name="Discard")).to_be_visible()
+    draft_bar.get_by_role("button", name="Discard").click()
+    expect(draft_bar.get_by_role("button")).to_have_count(0)
     assert httpx.get(f"{divided}/cluster").json()["devices"] is not None
     assert has(page, 2)[0] == last - 3
 
@@ -138,7 +138,7 @@ def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[Wo
         looks += 1
         assert looks <= 50, "seen within a second"
         page.wait_for_timeout(20)
-    page.locator(".way.lost, .way.away").wait_for()
+    page.locator(".worker.lost, .worker.away").wait_for()
     page.locator(".lane.away").wait_for()
     expect(page.locator(".events")).to_contain_text("moved")
     assert not has(page, 2), "its layers are with the others"
@@ -153,5 +153,5 @@ def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[Wo
 def test_one_machine_says_how_to_begin(page: Page) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page.goto(f"{address}/#/cluster")
-        page.get_by_text("The model is on this machine alone").wait_for()
+        page.get_by_text("The model runs on this machine only").wait_for()
         expect(page.get_by_text("llamado up --nodes 3")).to_be_visible()

@@ -158,7 +158,7 @@ def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
                 }
             ],
         }  # fmt: skip
-        page.get_by_label("File of chats").set_input_files(
+        page.get_by_label("Chat file").set_input_files(
             {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(kept).encode()}
         )
         page.get_by_text("1 conversation imported").wait_for()
@@ -166,7 +166,7 @@ def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
         page.locator("article.assistant .tool-call").wait_for()
         for broken in (3, [None], [{"conversation": {"title": evil}, "messages": [{"role": evil}]}]):
             text = json.dumps({"format": "llamado-conversations", "version": 1, "conversations": broken})
-            page.get_by_label("File of chats").set_input_files(
+            page.get_by_label("Chat file").set_input_files(
                 {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
             )
             expect(page.locator(".sidebar-foot [role=status]")).to_contain_text(

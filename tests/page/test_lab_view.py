@@ -98,7 +98,7 @@ def test_theory_follows_the_sliders_while_they_are_dragged(page: Page, lab: str)
     links = [link | {"latency_ms": 30} for link in httpx.get(f"{lab}/lab").json()["links"]]
     httpx.post(f"{lab}/lab/links", json={"links": links})
     page.goto(f"{lab}/#/lab")
-    expect(page.locator(".figure").nth(1)).to_contain_text("reckoned")
+    expect(page.locator(".figure").nth(1)).to_contain_text("predicted")
     assert 1 < float(page.locator(".figure strong").nth(1).inner_text()) < 1 / 0.06
     for _ in range(5):  # between two runs there is time for one
         seen = page.evaluate(DRAG)
@@ -109,22 +109,22 @@ def test_theory_follows_the_sliders_while_they_are_dragged(page: Page, lab: str)
     steps = [1e3 * (b - a) for a, b in pairwise(theory)]
     assert steps == pytest.approx([10, 10, 20, 40], abs=4), "each millisecond of the link is one of a token"
     assert sorted(one["ring"] for one in seen) == [one["ring"] for one in seen], "it goes down the curve"
-    assert [one["share"] for one in seen] == [f"+ {ms} ms a token" for ms in ("0.0", "10", "20", "40", "80")]
+    assert [one["share"] for one in seen] == [f"+ {ms} ms per token" for ms in ("0.0", "10", "20", "40", "80")]
     page.get_by_label("Delay").last.fill("0")
-    expect(page.locator(".figure").nth(1)).not_to_contain_text("reckoned")
+    expect(page.locator(".figure").nth(1)).not_to_contain_text("predicted")
 
 
 def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
     page.expected_errors.append("503")  # /health, while it is waited for
     page.goto(f"{lab}/#/lab")
     more_runs(page, 1)
-    page.get_by_role("button", name="Kill this worker").first.click()
-    again = page.get_by_role("button", name="Start it again")
+    page.get_by_role("button", name="Kill worker").first.click()
+    again = page.get_by_role("button", name="Restart worker")
     again.wait_for()
     page.locator("fieldset .state.lost, fieldset .state.away").wait_for()
     more_runs(page, 2)  # its layers are with the others
     again.click()
-    page.get_by_role("button", name="Kill this worker").nth(1).wait_for()
+    page.get_by_role("button", name="Kill worker").nth(1).wait_for()
     expect(page.locator("fieldset .state.ready")).to_have_count(2)
     more_runs(page, 2)
     expect(page.locator(".badge")).to_contain_text("Bytes are equal")
@@ -168,7 +168,7 @@ def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: 
     with cluster(tmp_path) as address:
         page.goto(f"{address}/#/lab")
         more_runs(page, 1)
-        kill = page.get_by_role("button", name="Kill this worker")
+        kill = page.get_by_role("button", name="Kill worker")
         expect(kill).to_have_count(2)
         page.evaluate(WATCH)
         kill.last.click()
@@ -176,7 +176,7 @@ def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: 
         print("SEEN", page.evaluate("globalThis.seen"))
         assert page.evaluate("globalThis.seen[0][1]") == "lost"
         expect(kill.last).to_be_enabled()
-        expect(page.get_by_role("button", name="Start it again")).to_have_count(0)
+        expect(page.get_by_role("button", name="Restart worker")).to_have_count(0)
         more_runs(page, 2)
         expect(page.locator(".badge")).to_contain_text("Bytes are equal")
 
@@ -184,5 +184,5 @@ def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: 
 def test_it_is_closed_unless_the_server_opens_it(page: Page) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page.goto(f"{address}/#/lab")
-        page.get_by_text("The lab is closed").wait_for()
+        page.get_by_text("The lab is off").wait_for()
         assert httpx.post(f"{address}/lab/links", json={"links": []}).status_code == 501

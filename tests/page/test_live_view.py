@@ -44,7 +44,7 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     page.goto(f"{smollm2_server}#/live")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(8)
-    expect(page.locator(".lane.answering")).to_have_count(8)
+    expect(page.locator(".lane.state-generating")).to_have_count(8)
 
     def context() -> list[int]:
         bars = page.get_by_role("progressbar", name="Context")
@@ -60,12 +60,12 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     track = rows.first.locator(".track")
     told = track.get_attribute("aria-label")
     expect(track).not_to_have_attribute("aria-label", told or "")
-    assert re.search(r"answer \d", track.get_attribute("aria-label") or "")
+    assert re.search(r"generation \d", track.get_attribute("aria-label") or "")
     expect(page.get_by_label("Now").get_by_text("of 8")).to_be_visible()
 
     chart = page.locator("figure.chart").first
     expect(chart).to_have_attribute("data-points", re.compile(r"^([5-9]|\d\d+)$"))
-    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Answers: tokens/s [1-9]"))
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Generation: tokens/s [1-9]"))
     # Something is drawn: the canvas has colors of the line, which follow the theme.
     line = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((v) => v).length"
     assert chart.locator("canvas").evaluate(line) > 1000
@@ -89,18 +89,18 @@ def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:
     log.get_by_text("model loaded in").wait_for()
     httpx.post(f"{smollm2_server}/tokenize", json={"content": "a"}, headers={"X-Request-Id": "find-me"})
     log.get_by_text("POST /tokenize 200").first.wait_for()
-    page.get_by_label("Text in the log").fill("find-me")
+    page.get_by_label("Search the log").fill("find-me")
     expect(log.locator(".line")).to_have_count(1)
-    page.get_by_label("Text in the log").fill("")
-    page.get_by_label("Show lines of").select_option("warnings and errors")
+    page.get_by_label("Search the log").fill("")
+    page.get_by_label("Log level").select_option("warnings and errors")
     expect(log.get_by_text("model loaded in")).to_have_count(0)
-    page.get_by_label("Show lines of").select_option("everything")
+    page.get_by_label("Log level").select_option("everything")
     page.get_by_role("button", name="Pause").click()
     n = log.locator(".line").count()
     httpx.post(f"{smollm2_server}/tokenize", json={"content": "a"})
-    page.get_by_role("button", name=re.compile(r"Go on \(\d+ new\)")).wait_for()
+    page.get_by_role("button", name=re.compile(r"Resume \(\d+ new\)")).wait_for()
     assert log.locator(".line").count() == n
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(log.locator(".line")).not_to_have_count(n)
 
 
@@ -108,7 +108,7 @@ def test_how_requests_ended(page: Page) -> None:
     engine = ScriptedEngine("All is well.")
     with scripted_server(engine) as address:
         page.goto(f"{address}#/live")
-        page.get_by_text("No request yet.").wait_for()
+        page.get_by_text("No requests yet.").wait_for()
         httpx.post(f"{address}/completion", json={"prompt": "SECRET", "n_predict": 3})
         httpx.post(f"{address}/completion", json={"prompt": "a", "n_predict": "x"})
         page.get_by_text("token limit").wait_for()
@@ -117,7 +117,7 @@ def test_how_requests_ended(page: Page) -> None:
         body = {"prompt": "a", "n_predict": 12, "stream": True}
         with httpx.stream("POST", f"{address}/completion", json=body, timeout=60) as told:
             next(told.iter_lines())  # and away
-        page.locator(".figure", has_text="Cancelled").get_by_text("1", exact=True).wait_for()
+        page.locator(".figure", has_text="Canceled").get_by_text("1", exact=True).wait_for()
         assert "SECRET" not in page.content()
         if AXE.exists():  # with npm ci in web/
             page.evaluate(AXE.read_text())
@@ -131,8 +131,8 @@ def test_how_requests_ended(page: Page) -> None:
 def test_what_the_prompt_cache_holds(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path, "-m", "smollm2", "-c", "1024", "-np", "1") as address:
         page.goto(f"{address}#/live")
-        page.get_by_text("What it holds").click()
-        page.get_by_text("Nothing beside what slots hold.").wait_for()
+        page.get_by_text("Contents").click()
+        page.get_by_text("Empty, except for the prompts in slots.").wait_for()
         for prompt in ("The rivers of Spain are long. " * 20, "Castles stand on hills. " * 20):
             httpx.post(f"{address}/completion", json={"prompt": prompt, "n_predict": 2}, timeout=60)
         row = page.locator(".cache-entries tbody tr")
@@ -169,16 +169,16 @@ def test_a_router_of_two_models(page: Page, tmp_path: Path) -> None:
             model.get_by_role("button", name=f"Load {name}").click()
             model.get_by_text("loaded", exact=True).wait_for()
         expect(page.locator(".lane")).to_have_count(2)
-        two.get_by_role("button", name="Look into two").click()
+        two.get_by_role("button", name="Show two").click()
         page.get_by_role("heading", name="two").wait_for()
         httpx.post(f"{address}/v1/completions", json={"model": "two", "prompt": "a", "max_tokens": 3}, timeout=60)
         page.get_by_text("token limit").wait_for()
-        page.get_by_label("Lines of model").select_option("one")
+        page.get_by_label("Model").select_option("one")
         expect(page.get_by_role("log").get_by_text("[one]").first).to_be_visible()
         expect(page.get_by_role("log").get_by_text("[two]")).to_have_count(0)
         for model, name in ((two, "two"), (one, "one")):
             model.get_by_role("button", name=f"Unload {name}").click()
             model.get_by_text("unloaded", exact=True).wait_for()
-        page.get_by_text("Slots and requests are shown of a model that is loaded.").wait_for()
+        page.get_by_text("Load a model to see its slots and requests.").wait_for()
         running = json.loads(httpx.get(f"{address}/running").content)["running"]
         assert running == []

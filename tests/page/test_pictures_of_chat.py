@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.full]
 def ask(page: Page, text: str) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
-    page.locator(".took").last.wait_for()
+    page.locator(".stats").last.wait_for()
 
 
 def setting(page: Page, name: str, value: str) -> None:
@@ -25,7 +25,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     page.get_by_role("button", name="Settings").click()
     setting(page, "temperature", "0")
     setting(page, "max_tokens", "220")
-    page.get_by_role("button", name="Close the settings").click()
+    page.get_by_role("button", name="Close settings").click()
     ask(page, "Write a short Python function that adds two numbers.")
     page.wait_for_timeout(400)
     take_picture(page, "chat")
@@ -45,7 +45,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
         setting(page, "temperature", temperature)
         setting(page, "seed", "1")
         setting(page, "max_tokens", "120")
-        page.get_by_role("button", name="Close the settings").click()
+        page.get_by_role("button", name="Close settings").click()
     ask(page, "What is a river? Two sentences.")
     page.get_by_text("words differ").wait_for()
     take_picture(page, "compare")
@@ -57,7 +57,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     setting(page, "n_predict", "60")
     setting(page, "seed", "1")
     page.get_by_role("button", name="Complete", exact=True).click()
-    page.locator(".took").wait_for()
+    page.locator(".stats").wait_for()
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").nth(8).hover()
     page.wait_for_timeout(200)

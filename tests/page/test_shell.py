@@ -30,12 +30,12 @@ def test_asks_for_the_key(page: Page) -> None:
     with scripted_server(ScriptedEngine(), keys=("secret",)) as address:
         page.goto(address)
         dialog = page.get_by_role("dialog", name=re.compile("key"))
-        dialog.get_by_label("Key").fill("wrong")
-        dialog.get_by_role("button", name="Go on").click()
-        dialog.get_by_text("not one of the server's").wait_for()
+        dialog.get_by_label("API key").fill("wrong")
+        dialog.get_by_role("button", name="Continue").click()
+        dialog.get_by_text("The server rejected this key.").wait_for()
         take_picture(page, "key")
-        dialog.get_by_label("Key").fill("secret")
-        dialog.get_by_role("button", name="Go on").click()
+        dialog.get_by_label("API key").fill("secret")
+        dialog.get_by_role("button", name="Continue").click()
         page.get_by_text("fake", exact=True).first.wait_for()
         page.get_by_label("Message", exact=True).fill("Hello")
         page.keyboard.press("Enter")
@@ -100,10 +100,10 @@ def test_on_a_phone_nothing_hangs_over_and_all_views_are_reached(browser: Browse
         page.goto(address)
         link = page.get_by_role("link", name=view, exact=True)
         expect(link).to_be_hidden()
-        page.get_by_role("button", name="Views, now Chat").click()
+        page.get_by_role("button", name="Select view: Chat").click()
         link.click()
         expect(link).to_be_hidden()
-        page.get_by_role("button", name=f"Views, now {view}").wait_for()
+        page.get_by_role("button", name=f"Select view: {view}").wait_for()
         page.locator("main > *").first.wait_for()
         wide = "() => [document.documentElement, document.querySelector('main')].map((e) => e.scrollWidth)"
         assert max(page.evaluate(wide)) <= 390
@@ -147,7 +147,7 @@ def test_of_many_models_one_that_is_loaded_is_asked_until_another_is_chosen(page
             with page.expect_request(re.compile("completion")) as asked:
                 page.keyboard.press("ControlOrMeta+Enter" if name == "Text" else "Enter")
             assert asked.value.post_data_json["model"] == "b", view
-            page.locator(".took").last.wait_for()
+            page.locator(".stats").last.wait_for()
         for view in ("Cluster", "Lab"):  # which a router has not
             page.get_by_role("link", name=view, exact=True).click()
             page.get_by_role("heading", name="This address is a router").wait_for()
@@ -165,7 +165,7 @@ def test_a_model_without_a_template_is_said_and_limited(page: Page) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page.route("**/props*", lambda route: route.fulfill(json=route.fetch().json() | instead))
         page.goto(address)
-        page.get_by_text("not made for conversations").wait_for()
+        page.get_by_text("base model without a chat template").wait_for()
         for typed, most in (("", 1024), ("7", 7)):
             if typed:
                 page.get_by_role("button", name="Settings").click()

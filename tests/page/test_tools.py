@@ -58,15 +58,15 @@ def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -
         ask(page, "What is the secret?")
         page.get_by_role("button", name="Run on the server").click()
         page.get_by_text("It is seven.").wait_for()
-        expect(page.locator("article.tool .said")).to_contain_text("the secret is seven")
+        expect(page.locator("article.tool .message-text")).to_contain_text("the secret is seven")
         prompts = [bytes(token for token in one.prompt if token < 256).decode() for one in engine.requests]
         assert "read_file" in prompts[0] and "write_file" not in prompts[0] and "the secret is seven" in prompts[1]
 
         # Probabilities are refused beside tools: they are not asked for.
         page.get_by_label("Probabilities: ").fill("2")
-        page.get_by_text("The model is told of tools").wait_for()
+        page.get_by_text("Not available together with tools.").wait_for()
 
-        page.get_by_label("read_file runs by itself").check()
+        page.get_by_label("Run read_file automatically").check()
         page.get_by_role("link", name="New chat").click()
         ask(page, "And again?")
         page.get_by_text("It is seven.").wait_for()
@@ -81,11 +81,11 @@ def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> Non
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
-        page.get_by_label("read_file runs by itself").check()
+        page.get_by_label("Run read_file automatically").check()
         ask(page, "Go")
-        page.get_by_role("alert").get_by_text("10 rounds of tools").wait_for()
+        page.get_by_role("alert").get_by_text("10 rounds of automatic tool calls").wait_for()
         assert len(engine.requests) == 11
-        expect(page.locator("article.tool .said").first).to_contain_text("Error: ")
+        expect(page.locator("article.tool .message-text").first).to_contain_text("Error: ")
         page.get_by_role("button", name="Run on the server").wait_for()
 
 
@@ -97,10 +97,10 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
     ):
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
-        field = page.get_by_label("Address of an MCP server")
+        field = page.get_by_label("URL of an MCP server")
         field.fill("nonsense")
         page.get_by_role("button", name="Add", exact=True).click()
-        page.get_by_text("this is no address").wait_for()
+        page.get_by_text("invalid URL").wait_for()
         field.fill(mcp)
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("1 tool", exact=True).wait_for()
@@ -108,7 +108,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
         ask(page, "2 + 3?")
         page.get_by_role("button", name=f"Run at {mcp}").click()
         page.get_by_text("Five.").wait_for()
-        expect(page.locator("article.tool .said")).to_have_text("5")
+        expect(page.locator("article.tool .message-text")).to_have_text("5")
         take_picture(page, "tools")
         page.get_by_role("button", name=f"Remove {mcp}").click()
         expect(page.get_by_label("add", exact=True)).to_have_count(0)

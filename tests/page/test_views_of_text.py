@@ -40,14 +40,14 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     page.get_by_label("top_k", exact=True).fill("5")
     page.get_by_label("top_k", exact=True).blur()
     expect(page.locator(".compare-head .what")).to_have_text(["fake · system prompt", "fake · top_k 5"])
-    page.get_by_role("button", name="Close the settings").click()
+    page.get_by_role("button", name="Close settings").click()
 
     page.get_by_label("Message", exact=True).fill("Rivers?")
     page.keyboard.press("Enter")
     page.get_by_text("2 of 12 words differ").wait_for()
     expect(page.locator(".compared .markdown")).to_have_text(["Short answer 1 of rivers.", "Long answer 1 of rivers."])
     until(page, lambda: page.evaluate(MARKED) == ["Short", "Long"])
-    expect(page.locator(".compared .took")).to_have_count(2)
+    expect(page.locator(".compared .stats")).to_have_count(2)
     assert sorted(request.sampling.top_k for request in engine.requests) == [5, 40]
 
     engine.delay = 0.02
@@ -63,7 +63,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
         "Long answer 1 of **rivers**"
         in bytes(engine.requests[-1].prompt).decode() + bytes(engine.requests[-2].prompt).decode()
     )  # each side goes on from its own answers
-    page.get_by_label("Mark what differs").click()
+    page.get_by_label("Highlight differences").click()
     until(page, lambda: page.evaluate(MARKED) == [])
     page.reload()
     expect(page.locator(".compare-head .what").last).to_have_text("fake · top_k 5")
@@ -118,12 +118,12 @@ def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngin
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
 
     engine.say, engine.delay = "more " * 500, 0.02
-    page.get_by_role("button", name="Again").click()
+    page.get_by_role("button", name="Retry").click()
     expect(text).to_have_value(re.compile("Upon a time more more"))
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
     until(page, lambda: bool(engine.cancelled) and text.is_editable())
-    page.get_by_role("button", name="Take back").click()
+    page.get_by_role("button", name="Undo").click()
     expect(text).to_have_value("Upon a time ")
 
 
@@ -131,8 +131,8 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
     engine.say = "return 1"
     page.goto(f"{address}#/infill")
     page.get_by_label("Before").fill("def f():\n    ")
-    page.get_by_label("Behind").fill("\nprint(f())")
-    page.get_by_label("Files around it").set_input_files(
+    page.get_by_label("After").fill("\nprint(f())")
+    page.get_by_label("Context files").set_input_files(
         {"name": "other.py", "mimeType": "text/plain", "buffer": b"seven = 7"}
     )
     expect(page.locator(".chip")).to_have_text("other.py")
@@ -141,7 +141,7 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
     take_picture(page, "infill")
     prompt = bytes(token for token in engine.requests[-1].prompt if token not in (3, 4, 5)).decode()
     assert "seven = 7" in prompt and prompt.endswith("def f():\n    \nprint(f())")
-    page.get_by_role("button", name="Take it").click()
+    page.get_by_role("button", name="Insert").click()
     expect(page.get_by_label("Before")).to_have_value("def f():\n    return 1")
 
 
@@ -151,4 +151,4 @@ def test_a_model_without_tokens_for_infill(page: Page, address: str, monkeypatch
     page.expected_errors.append("501")  # type: ignore[attr-defined]
     page.goto(f"{address}#/infill")
     page.get_by_role("button", name="Fill in").click()
-    page.get_by_role("alert").get_by_text("no tokens for infill").wait_for()
+    page.get_by_role("alert").get_by_text("no infill tokens").wait_for()

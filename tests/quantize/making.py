@@ -34,5 +34,5 @@ def odd_rows(n: int = 768) -> NDArray[np.float32]:
 
 
 def importance(n: int = 768) -> NDArray[np.float32]:
-    """What columns weigh, over four orders of magnitude."""
+    """Return the importance of each column, over four orders of magnitude."""
     return (noise(n, 5) * np.float32(4)) ** 4 + np.float32(1e-6)

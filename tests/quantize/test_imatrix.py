@@ -15,7 +15,16 @@ from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.imatrix import ColumnSums, Imatrix, merge, read_imatrix, write_imatrix
+from llamado.quantize.imatrix import (
+    CHUNK_COUNT,
+    CHUNK_SIZE,
+    DATASETS,
+    ColumnSums,
+    Imatrix,
+    merge,
+    read_imatrix,
+    write_imatrix,
+)
 from llamado.quantize.statistics import TensorSums, statistics
 
 
@@ -38,7 +47,7 @@ def test_a_chunk_that_has_begun_counts_in_the_older_format(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
+def test_importance_matrices_read_back(tmp_path: Path, legacy: bool) -> None:
     path, given = tmp_path / "i", example()
     write_imatrix(path, given, legacy=legacy)
     found = read_imatrix(path)
@@ -51,6 +60,15 @@ def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
         ("quantize.imatrix.entries_count", 2),
         ("quantize.imatrix.chunks_count", 2),
     ]
+
+
+@pytest.mark.parametrize("key", [DATASETS, CHUNK_COUNT, CHUNK_SIZE])
+def test_a_file_without_one_of_the_keys_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "i.gguf"
+    write_imatrix(path, example())
+    path.write_bytes(path.read_bytes().replace(key.encode(), key.upper().encode()))
+    with pytest.raises(QuantizeError, match=f"not an importance matrix.*{key} is missing"):
+        read_imatrix(path)
 
 
 def test_sums_add_up(tmp_path: Path) -> None:

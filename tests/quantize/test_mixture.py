@@ -6,6 +6,7 @@ import pytest
 from tiny import TINY, make
 from tiny_models import make_llama
 
+from llamado.commands import cli
 from llamado.gguf import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
@@ -43,7 +44,7 @@ def test_some_tensors_get_more_bits(path: Path) -> None:
         assert Counter(types(plan(file, request("Q4_K_M", type_options=TypeOptions(pure=True)))).values())[T.Q6_K] == 0
 
 
-def test_wishes_win(path: Path) -> None:
+def test_explicit_types_take_precedence(path: Path) -> None:
     type_options = TypeOptions(
         output=T.Q8_0, embedding=T.F16, types=[("blk\\.[12]\\..*attn_k", T.Q5_0), ("attn_k", T.IQ4_XS)]
     )
@@ -118,7 +119,7 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
+def test_impossible_requests_are_errors(path: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     with GGUFFile.open(path) as file:
         with pytest.raises(QuantizeError, match="compute one with llamado imatrix"):
@@ -138,7 +139,17 @@ def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
         assert all((copy.data(name) == file.data(name)).all() for name in file.tensors)
 
 
-def test_damage_stops_it_and_leaves_no_file(tmp_path: Path) -> None:
+def test_no_part_of_a_split_model_is_overwritten(path: Path, tmp_path: Path) -> None:
+    assert cli.main(["gguf", "split", "--split-max-tensors", "60", str(path), str(tmp_path / "m")]) == 0
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 1
+    with GGUFFile.open(parts[0]) as file:
+        for part in parts:
+            with pytest.raises(QuantizeError, match="this is the model itself"):
+                write(file, plan(file, request("Q8_0")), request("Q8_0"), [part])
+
+
+def test_damaged_weights_stop_quantizing_and_leave_no_file(tmp_path: Path) -> None:
     bad = make_llama(tmp_path / "b.gguf", wtype="F16")
     with GGUFFile.open(bad) as file:
         at = file.tensors["blk.1.ffn_up.weight"].offset

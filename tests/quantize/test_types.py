@@ -70,7 +70,7 @@ def test_every_type_that_is_written_has_a_digest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type_", [T.F16, T.BF16, T.Q8_0, T.Q5_1, T.Q4_K, T.Q6_K, T.IQ4_XS, T.TQ2_0])
-def test_what_was_written_is_read(type_: T) -> None:
+def test_quantized_files_read_back(type_: T) -> None:
     """Rows come back to what few bits leave of them."""
     x = odd_rows()[:1]
     if type_ is T.TQ2_0:
@@ -86,7 +86,7 @@ ROUNDED = [T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1]
 @pytest.mark.parametrize("target", ROUNDED)
 @pytest.mark.parametrize("source", [T.F32, T.F16, T.BF16])
 def test_rounding_straight_from_the_file(source: T, target: T) -> None:
-    """What it makes of a file's rows is what is made of their numbers, wherever rows begin and end."""
+    """Converting a file's rows directly equals quantizing their values, wherever rows begin and end."""
     rows = quantize(odd_rows(), source)[:, : 96 * source.block_bytes]
     x = floats(np.ascontiguousarray(rows), source, 96)
     assert is_rounded(source, target, None)
@@ -97,7 +97,7 @@ def test_rounding_straight_from_the_file(source: T, target: T) -> None:
 
 
 def test_halves_go_away_from_zero() -> None:
-    """What is a little less than a half is nothing, although the sum of both rounds to one."""
+    """A value slightly below a half rounds to zero, although its sum with a half rounds to one."""
     x = np.zeros((1, 32), np.float32)
     x[0, :6] = 127, 0.5, -0.5, 1.5, -126.5, np.nextafter(np.float32(0.5), np.float32(0))
     assert quantize(x, T.Q8_0).view(np.int8)[0, 2:8].tolist() == [127, 1, -1, 2, -127, 0]
@@ -105,7 +105,7 @@ def test_halves_go_away_from_zero() -> None:
 
 @pytest.mark.parametrize("target", ROUNDED)
 @pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_seen(target: T, wrong: float) -> None:
+def test_nan_and_infinity_are_rejected(target: T, wrong: float) -> None:
     for place in (0, 13, 95, 3 * 96 + 40, 4 * 96 - 1):
         x = odd_rows()[:4, :96].astype(np.float16)
         x.reshape(-1)[place] = wrong

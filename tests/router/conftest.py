@@ -20,7 +20,7 @@ import yaml
 from router_process import RouterHere, RouterProcess, Start, alive
 from waiting import GUARD, until
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import listen
@@ -59,7 +59,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         handler = logging.FileHandler(log)
         logger.addHandler(handler)
         given = ["--port", "0", *_flags(tmp_path, len(started), config, flags)]
-        parsed, _ = parse(_parser("serve"), "serve", given)
+        parsed, _ = parse(make_parser("serve"), "serve", given)
         sockets = listen(("127.0.0.1",), 0)
         server = router.make_server(serve_settings(parsed), parsed)
         thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.flags import FlagError, parse
 from llamado.gguf.sources.catalog import LARGE
 from llamado.installation import own_command
@@ -28,7 +28,7 @@ def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def catalog(*flags: str) -> Catalog:
-    return load(parse(_parser("serve"), "serve", flags)[0])
+    return load(parse(make_parser("serve"), "serve", flags)[0])
 
 
 def arguments(model: RoutedModel) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (model,) = catalog("--models-dir", ".").models.values()
     assert model.name == name
-    given, _ = parse(_parser("serve"), "serve", model.launch.args[5:])
+    given, _ = parse(make_parser("serve"), "serve", model.launch.args[5:])
     assert given.alias == [name] and [Path(path).name for path in given.model] == [f"{name}.gguf"]
     assert given.given == {"alias", "model"}
 
@@ -216,7 +216,7 @@ def test_a_bad_section_leaves_the_others(
     path.write_text(f"{text}\n[good]\nmodel = g\n")
     assert sorted(catalog("--models-preset", str(path)).models) == left
     assert said in caplog.text
-    assert "left out" in caplog.text and str(path) in caplog.text
+    assert "is ignored" in caplog.text and str(path) in caplog.text
 
 
 def test_sections_replace_earlier_ones_of_their_name(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from llamado.http import bodies
 from llamado.http.bodies import MAX_BODY
 from llamado.http.json_body import parse_json
 from llamado.router.fleet import Lease
-from llamado.router.proxy import Passage
+from llamado.router.proxy import ProxiedRequest
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -319,13 +319,13 @@ def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, 
 @pytest.mark.slow
 def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost, and that the process has ended is known only later: the request is not sent again."""
-    real = Passage._settle
+    real = ProxiedRequest._wait_for_exit
 
-    async def settle(passage: Passage, lease: Lease) -> None:
-        if not passage._exchange.sent:
-            await real(passage, lease)
+    async def settle(request: ProxiedRequest, lease: Lease) -> None:
+        if not request._exchange.sent:
+            await real(request, lease)
 
-    monkeypatch.setattr(Passage, "_settle", settle)
+    monkeypatch.setattr(ProxiedRequest, "_wait_for_exit", settle)
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))
     answer = router.ask("a", die="before", signal="SIGSEGV")
@@ -399,7 +399,7 @@ def test_a_port_that_is_anothers_is_not_taken_for_ready(start_router: Start) -> 
         entry = fake("A") | {"cmd": fake("A")["cmd"].replace("${PORT}", str(port)), "proxy": f"http://127.0.0.1:{port}"}
         router = start_router({"models": {"a": entry}})
         answer = router.ask("a")
-    assert answer.status_code == 500 and "somebody else listens" in answer.json()["error"]["reason"]
+    assert answer.status_code == 500 and "another process listens" in answer.json()["error"]["reason"]
 
 
 @pytest.mark.slow

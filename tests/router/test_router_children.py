@@ -83,4 +83,4 @@ def test_the_end_of_a_process_in_words(code: int, lines: list[str], says: str) -
     child.exit = asyncio.Future(loop=asyncio.new_event_loop())
     child.exit.set_result(code)
     child._process = SimpleNamespace(last_lines=lines, last_words=lambda: "")  # type: ignore[assignment]
-    assert child.end() == says
+    assert child.describe_exit() == says

@@ -14,6 +14,7 @@ from llamado.ggml import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
+from llamado.models.memory import MemoryOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +26,7 @@ class RemoteModel:
         self.device, self.n_cells = device, n_cells
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
-        self.kv = self.model.memory(n_cells, whole=True)
+        self.kv = self.model.memory(MemoryOptions(n_cells=n_cells, whole=True))
         self.graphs: dict[BatchShape, Graph] = {}
         device.load([(tensor, self.file.data(name)) for name, tensor in self.model.weights.items()])
         device.place([*self.kv.tensors])

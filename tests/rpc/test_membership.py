@@ -68,7 +68,7 @@ def right(model: Path) -> list[int]:
 def has(llama: LoadedModel) -> dict[str, str]:
     """Return the layers of each device."""
     assert llama.cluster is not None
-    return {device.endpoint: device.holds for device in llama.cluster.view().devices}
+    return {device.endpoint or "": device.holds or "" for device in llama.cluster.view().devices}
 
 
 def kinds(llama: LoadedModel) -> list[str]:
@@ -218,7 +218,7 @@ def test_moved_layers_free_their_memory(model: Path, right: list[int], monkeypat
         llama.cluster.join(str(second.endpoint))
         assert answer(llama) == right
         device = next(d for d in llama.cluster.view().devices if d.endpoint == str(first.endpoint))
-        layer = (device.weights + device.kv) // len(device.layers)
+        layer = (device.memory.weights + device.memory.kv) // len(device.layers)
         assert shared.memory()[0] >= alone + layer // 2, "one of three layers went elsewhere"
         llama.cluster.drain(str(second.endpoint))
         assert answer(llama) == right
@@ -255,7 +255,7 @@ def test_a_joined_worker_may_die_and_return(model: Path, right: list[int]) -> No
             held = has(llama)
             assert answer(llama) == right
         assert answer(llama) == right
-        states = {device.endpoint: device.state for device in cluster.view().devices}
+        states = {device.endpoint or "": device.state for device in cluster.view().devices}
         assert states == {"": "ready", endpoint: "away"} and "lost" in kinds(llama)
         with worker(port):
             stopped = threading.Event()
@@ -292,13 +292,14 @@ def test_times_of_a_token(model: Path) -> None:
         (joined,) = cluster.join(str(there.endpoint), speeds=[5e9])
         answer(llama)
         # Before its measurement, a link counts as free.
-        until(lambda: cluster.view().devices[1].pulse is not None)
+        until(lambda: cluster.view().devices[1].link.pulse is not None)
         view = cluster.view()
         here, far = view.devices
-        assert view.tokens_per_second > 0 and here.computing > 0 and far.computing > 0
-        assert here.link == 0 < far.link < view.seconds
-        assert view.computing == pytest.approx(here.computing + far.computing)
-        assert far.decode == 5e9 and far.pulse > 0
+        mine, theirs, total = here.token_seconds, far.token_seconds, view.token_seconds
+        assert view.tokens_per_second > 0 and mine.compute > 0 and theirs.compute > 0
+        assert mine.link == 0 < theirs.link < total.total
+        assert total.compute == pytest.approx(mine.compute + theirs.compute)
+        assert far.speed.decode == 5e9 and far.link.pulse is not None and far.link.pulse > 0
         assert (here.layers, here.head, far.layers, far.head) == ((3,), True, (0, 1, 2), False)
         assert far.holds == joined.holds == "layers 0 to 2"
 
@@ -306,7 +307,7 @@ def test_times_of_a_token(model: Path) -> None:
 def parts(llama: LoadedModel, *layers: tuple[int, ...], head: int = 0) -> list[LayoutPart]:
     """Return a layout of all devices in order."""
     assert llama.cluster is not None
-    names = [device.name for device in llama.cluster.view().devices]
+    names = [device.device for device in llama.cluster.view().devices]
     return [LayoutPart(name, of, number == head) for number, (name, of) in enumerate(zip(names, layers, strict=True))]
 
 
@@ -355,16 +356,17 @@ def test_a_prediction_measures_unknown_devices_once(model: Path, monkeypatch: py
         split = replace(SPLIT, rpc=(str(one.endpoint),), tensor_split=(1.0, 1.0))
         with LoadedModel.load(model, options(split)) as llama:
             cluster = llama.cluster
-            assert cluster is not None and cluster.view().predicted is None
+            assert cluster is not None and cluster.view().predicted_seconds is None
             layout = parts(llama, (0,), (1, 2, 3), head=1)
             found = cluster.predict(layout)
             assert cluster.predict(layout) == found and asked == [2], "measured once"
-            here, there = found.parts
-            assert found.seconds is not None and here.computing and there.computing and there.link > 0 == here.link
-            assert found.seconds == pytest.approx(here.computing + there.computing + there.link)
-            assert there.weights > 2 * here.weights > 0 == there.missing
+            here, there = found.devices
+            assert found.seconds is not None and here.seconds.compute and there.seconds.compute
+            assert there.seconds.link > 0 == here.seconds.link
+            assert found.seconds == pytest.approx(here.seconds.compute + there.seconds.compute + there.seconds.link)
+            assert there.memory.weights > 2 * here.memory.weights > 0 == there.memory.missing
             cluster.lay_out(layout)
-            assert cluster.view().predicted == pytest.approx(found.seconds), "what was said before is shown after"
+            assert cluster.view().predicted_seconds == pytest.approx(found.seconds)
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ from llamado.rpc import wire
 from llamado.rpc.client import own_weights, upload
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
-from llamado.rpc.worker import mapping, own_files
-from llamado.rpc.worker.own_files import OwnFiles
 from llamado.rpc.worker.server import Worker
+from llamado.rpc.worker.weights import mapping, own_files
+from llamado.rpc.worker.weights.own_files import OwnFiles
 
 TOKENS = [5, 99, 200, 17, 42]
 
@@ -342,7 +342,11 @@ def test_moved_layers_are_not_sent(tmp_path: Path, theirs: Path, sent: list[str]
 
     def own(llama: LoadedModel) -> dict[str, tuple[int, int]]:
         assert llama.cluster is not None
-        return {d.endpoint: (d.own_weights, d.weights) for d in llama.cluster.view().devices if d.endpoint and d.holds}
+        return {
+            d.endpoint: (d.memory.own_disk, d.memory.weights)
+            for d in llama.cluster.view().devices
+            if d.endpoint and d.holds
+        }
 
     with LoadedModel.load(model, options(None)) as alone:
         right = answer(alone)

@@ -17,6 +17,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
+from llamado.models.memory import MemoryOptions
 from llamado.rpc.client.allocator import activations, plan
 from llamado.rpc.client.encode import in_order, wire_graph
 
@@ -142,7 +143,7 @@ def test_sizes_may_be_larger_than_the_tensors() -> None:
 def test_models(make: type, tmp_path: Path) -> None:
     with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
         model = load_model(file)
-        kv = model.memory(256)
+        kv = model.memory(MemoryOptions(n_cells=256))
         graph = model.build(BatchShape(16, 4, 256), kv)
         bind(*model.weights.values(), *kv.tensors, *graph.inputs.values())
         size = check(graph)

@@ -19,7 +19,7 @@ from waiting import GUARD, until
 from wire_client import layout, records, running
 
 from llamado.client.health import Phase
-from llamado.cluster.doctor.probes import hello
+from llamado.cluster.doctor.probes import probe_hello
 from llamado.cluster.greeting import greet
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceLost
@@ -239,7 +239,7 @@ def test_our_client_raises_the_version(device: CpuDevice) -> None:
         assert remote._connection.protocol is wire.V8
         remote.close()
         assert greet(("127.0.0.1", worker.port), GUARD).phase is Phase.READY
-        assert hello("127.0.0.1", worker.port, GUARD).version == (7, 0, 0)
+        assert probe_hello("127.0.0.1", worker.port, GUARD).version == (7, 0, 0)
         until(lambda: worker.clients == 0)
         assert not worker.state.greetings._of
 

@@ -22,7 +22,7 @@ from llamado.devices.device import Buffer
 from llamado.ggml.tensor import Tensor
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.memory import Region, SharedDevice
-from llamado.rpc.worker.tensor_cache import CacheError, HashedBytes, TensorCache, cache_folder
+from llamado.rpc.worker.weights.tensor_cache import CacheError, HashedBytes, TensorCache, cache_folder
 
 CLIENT = "192.0.2.0_24"
 
@@ -130,7 +130,7 @@ def test_other_bytes_of_the_same_hash(
     cache: TensorCache, shared: SharedDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An intact entry stays, checked by this process or not; a corrupt one is replaced."""
-    monkeypatch.setattr("llamado.rpc.worker.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
+    monkeypatch.setattr("llamado.rpc.worker.weights.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
     genuine, forged = noise(5000, 1), noise(5000, 2)
     kept(cache, shared, genuine)
     for one in (cache, TensorCache(cache.folder)):
@@ -269,7 +269,7 @@ def test_some_of_the_disk_is_left(
 ) -> None:
     """A client could send new weights forever."""
     free = shutil.disk_usage(cache.folder).free
-    monkeypatch.setattr("llamado.rpc.worker.tensor_cache._SPARE", free + (1 << 40))
+    monkeypatch.setattr("llamado.rpc.worker.weights.tensor_cache._SPARE", free + (1 << 40))
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         kept(cache, shared, noise(100))
     assert "would be left on the disk" in caplog.text

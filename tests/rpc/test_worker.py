@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ports import free_port
 from test_endpoint import Authority
 from translator import Translator
 from waiting import GUARD, until
@@ -1033,6 +1034,18 @@ def test_gpu_names_fall_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch, caplog:
     assert offered == ["CPU"]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and "MTL0: not supported, serving CPU instead" in said[0]
+
+
+def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise WorkerError("no")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.ServerMembership", refuse)
+    port = free_port()
+    with pytest.raises(WorkerError, match="no"):
+        run_worker(WorkerOptions(port=port, threads=1, join=("127.0.0.1:1",)))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
 
 
 @pytest.mark.slow

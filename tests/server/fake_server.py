@@ -24,7 +24,7 @@ from llamado.http.sockets import listen
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
 from llamado.server import run
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.run import serve
 from llamado.server.settings import Settings
 from llamado.server.switches import Switches
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     options = dict(argument.partition("=")[::2] for argument in given)
     logs.configure(as_json="json" in options)
 
-    def load(settings: Settings, report: Callable[[float, str], None]) -> Served:
+    def load(settings: Settings, report: Callable[[float, str], None]) -> ServedModel:
         seconds = float(options.get("load", "0"))
         for step in range(10):
             report(step / 10, "pretending to load")

@@ -34,7 +34,7 @@ from llamado.engine.request import (
 )
 from llamado.http.access import AccessRules
 from llamado.server.app import create_app
-from llamado.server.model import ModelInfo, Served
+from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
@@ -262,8 +262,8 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-def served(engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None) -> Served:
-    return Served(
+def served(engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None) -> ServedModel:
+    return ServedModel(
         engine=engine,
         tokenizer=FakeTokenizer(),
         template=template(source),

@@ -12,10 +12,10 @@ import pytest
 from waiting import GUARD
 from wire import Wire, serving
 
-from llamado.http.access import HEALTH, LIVE, OWN, AccessRules
+from llamado.http.access import HEALTH, LIVE, PRIVILEGED, AccessRules
 from llamado.http.errors import OLLAMA
 from llamado.page.files import page_paths
-from llamado.server.api.cluster.routes import MEMBERS
+from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 
@@ -28,7 +28,7 @@ KEYS: dict[str, tuple[dict[str, str], bool]] = {
     "bearer": ({"Authorization": "Bearer sesame"}, True),
     "x-api-key": ({"X-Api-Key": "sesame"}, True),
 }
-PUBLIC = HEALTH | MEMBERS | page_paths()
+PUBLIC = HEALTH | MEMBER_PATHS | page_paths()
 ASSET = min(path for path in page_paths() if path.startswith("/assets/"))
 ALLOWED = "Access-Control-Allow-Origin"
 
@@ -102,7 +102,7 @@ def test_keys_and_origins_of_every_route(locked: tuple[Wire, httpx.Client], path
                 assert answer.status_code == 404, case
                 if method != "HEAD":
                     assert error_of(answer, path) == "File Not Found", case
-            elif path in OWN:
+            elif path in PRIVILEGED:
                 assert answer.status_code == 403, case
                 assert method == "HEAD" or answer.json()["error"]["type"] == "feature_disabled", case
             else:
@@ -135,7 +135,7 @@ def open_server() -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize("path", sorted(ROUTES.keys() - OWN))  # see test_tools_api.py
+@pytest.mark.parametrize("path", sorted(ROUTES.keys() - PRIVILEGED))  # see test_tools_api.py
 def test_pages_of_other_sites_change_nothing(open_server: httpx.Client, path: str) -> None:
     """Without a key: what changes something is refused, what is read is not shown to the page."""
     for method in ("GET", "POST", "DELETE"):

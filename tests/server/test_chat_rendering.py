@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import FakeEngine, client, events, run
-from test_fuzz import VALUES, mutate
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from hostile_requests import VALUES, mutate
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"

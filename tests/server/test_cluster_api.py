@@ -1,4 +1,4 @@
-"""`/cluster`: what it tells, who may join, and what a worker has to say."""
+"""Endpoints of `/cluster`: the view, joins, drains and layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 from fakes import FakeEngine, run, served
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,22 +15,46 @@ from waiting import GUARD
 
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.forward.events import ClusterEvent
-from llamado.engine.topology.layout import BadLayout, LayoutPart, LayoutPrediction, PartPrediction
+from llamado.engine.topology.layout import (
+    BadLayout,
+    LayoutPart,
+    LayoutPrediction,
+    PartMemory,
+    PartPrediction,
+    PartTime,
+)
 from llamado.engine.topology.membership import JoinedWorker, UnknownWorker
-from llamado.engine.topology.view import ClusterView, DeviceView, Mark
+from llamado.engine.topology.observer import Mark
+from llamado.engine.topology.view import (
+    ClusterView,
+    DeviceMemory,
+    DeviceView,
+    Link,
+    ModelTokenTime,
+    PredictedToken,
+    ReadSpeed,
+    TokenTime,
+)
 from llamado.errors import LlamadoError
 from llamado.http.access import AccessRules
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
-HERE = DeviceView("CPU", "", "ready", "", (0,), True, "layer 0 and the head", 10, 20, 30, 1000, 2000, 1e9, 2e9, None,
-                  None, None, 0.01, 0.0, 0.002, ("RPC1[h:2]",), 0, 0.009, 0, 1)  # fmt: skip
-FAR = DeviceView("RPC0[h:1]", "h:1", "lost", "it reset the connection", (1, 2), False, "layers 1 to 2", 1, 2, 3, 4, 5,
-                 None, None, 0.003, 1e8, 0.001, 0.02, 0.001, 0.0)  # fmt: skip
+HERE = DeviceView(
+    "CPU", None, "ready", None, (0,), True, "layer 0 and the head",
+    DeviceMemory(10, 0, 20, 30, 1000, 2000), ReadSpeed(1e9, 2e9), ("RPC1[h:2]",), Link(None, None, None),
+    TokenTime(0.01, 0.0, 0.002), PredictedToken(0.009, 0, 1),
+)  # fmt: skip
+FAR = DeviceView(
+    "RPC0[h:1]", "h:1", "lost", "it reset the connection", (1, 2), False, "layers 1 to 2",
+    DeviceMemory(1, 0, 2, 3, 4, 5), ReadSpeed(None, None), (), Link(0.003, 1e8, 0.00123456),
+    TokenTime(0.02, 0.001, 0.0), PredictedToken(None, 0, 0),
+)  # fmt: skip
 VIEW = ClusterView(
-    (HERE, FAR), 25.0, 0.04, 0.03, 0.001, 0.002, (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),), 0.012
-)
+    (HERE, FAR), 25.0, ModelTokenTime(0.03, 0.001, 0.002, 0.04), 0.012,
+    (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),),
+)  # fmt: skip
 
 
 class FakeCluster:
@@ -52,7 +75,7 @@ class FakeCluster:
     def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
         if self.error is not None:
             raise self.error
-        return LayoutPrediction((PartPrediction("CPU", 1, 2, 3, 4, 5, 0.25, 0.0),), None)
+        return LayoutPrediction(None, (PartPrediction("CPU", PartMemory(1, 2, 3, 4, 5), PartTime(0.25, 0.0)),))
 
     def lay_out(self, parts: Sequence[LayoutPart]) -> None:
         if self.error is not None:
@@ -103,7 +126,7 @@ def engine() -> Iterator[FakeEngine]:
     engine.close()
 
 
-def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
+def test_the_view_has_every_field_of_its_devices(engine: FakeEngine) -> None:
     body = Server(engine).ask("GET", "/cluster").json()
     here, far = body["devices"]
     assert here == {
@@ -118,13 +141,13 @@ def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
     }  # fmt: skip
     assert body["predicted_seconds"] == 0.012 and far["predicted"]["seconds"] is None
     assert (far["state"], far["why"], far["layers"]) == ("lost", "it reset the connection", [1, 2])
-    assert far["link"] == {"round_trip": 0.003, "bandwidth": 1e8, "pulse": 0.001}
+    assert far["link"] == {"round_trip": 0.003, "bandwidth": 1e8, "pulse": 0.001235}, "microseconds"
     assert body["token_seconds"] == {"total": 0.04, "compute": 0.03, "link": 0.001, "waiting": 0.002}
     assert body["tokens_per_second"] == 25.0
     assert body["events"] == [{"at": 1e9, "kind": "lost", "device": "RPC0[h:1]", "what": "gone"}]
 
 
-def test_a_model_on_one_machine_has_no_devices_to_show(engine: FakeEngine) -> None:
+def test_a_model_that_is_not_split_has_no_devices(engine: FakeEngine) -> None:
     server = Server(engine)
     server.state.served = served(engine)
     answer = server.ask("GET", "/cluster")
@@ -132,7 +155,7 @@ def test_a_model_on_one_machine_has_no_devices_to_show(engine: FakeEngine) -> No
     assert "llamado_worker_" not in server.ask("GET", "/metrics").text
 
 
-def test_metrics_have_a_line_for_each_device(engine: FakeEngine) -> None:
+def test_metrics_have_samples_of_each_device(engine: FakeEngine) -> None:
     text = Server(engine).ask("GET", "/metrics").text
     found = {
         (s.name.removeprefix("llamado_worker_"), s.labels["device"], s.labels.get("state")): s.value
@@ -143,7 +166,7 @@ def test_metrics_have_a_line_for_each_device(engine: FakeEngine) -> None:
     far = "RPC0[h:1]"
     assert found["up", "CPU", None] == 1 and found["up", far, None] == 0
     assert found["layers", far, None] == 2 and found["bytes", "CPU", None] == 60
-    assert found["round_trip_seconds", far, None] == 0.001 and ("round_trip_seconds", "CPU", None) not in found
+    assert found["round_trip_seconds", far, None] == 0.00123456 and ("round_trip_seconds", "CPU", None) not in found
     assert found["bandwidth_bytes_per_second", far, None] == 1e8
     assert found["state", far, "lost"] == 1 and found["state", far, "ready"] == 0
     assert found["token_link_seconds", far, None] == 0.001
@@ -158,15 +181,15 @@ def test_a_worker_joins_and_leaves(engine: FakeEngine) -> None:
     assert answer.json() == {
         "endpoint": "h:1", "devices": [{"device": "RPC1", "holds": "nothing", "why": "it is slow"}]
     }  # fmt: skip
-    assert server.cluster.joined == [("h:1", 2.0, [5e9, None])], "the token is the key"
+    assert server.cluster.joined == [("h:1", 2.0, [5e9, None])], "the token replaces the API key"
     assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).json() == {"endpoint": "h:1", "drained": True}
     assert server.cluster.drained == ["h:1"]
-    assert server.ask("GET", "/cluster").status_code == 401, "looking needs a key as everything does"
+    assert server.ask("GET", "/cluster").status_code == 401, "the view requires the API key"
 
 
 @pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
 @pytest.mark.parametrize("token", [None, "", "secre", "secret ", "Secret", "secretsecret"])
-def test_nobody_joins_without_the_token(engine: FakeEngine, path: str, token: str | None) -> None:
+def test_membership_changes_require_the_token(engine: FakeEngine, path: str, token: str | None) -> None:
     server = Server(engine)
     answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
     assert answer.status_code == 401 and "x-cluster-token" in answer.json()["error"]["message"]
@@ -174,7 +197,7 @@ def test_nobody_joins_without_the_token(engine: FakeEngine, path: str, token: st
 
 
 @pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
-def test_nobody_joins_a_server_without_a_token(engine: FakeEngine, path: str) -> None:
+def test_a_server_without_a_token_accepts_no_workers(engine: FakeEngine, path: str) -> None:
     server = Server(engine, token=None)
     for token in (None, "", "None"):
         answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
@@ -185,7 +208,9 @@ def test_nobody_joins_a_server_without_a_token(engine: FakeEngine, path: str) ->
 @pytest.mark.parametrize(("body", "endpoint"), [
     ({"port": 50052}, "10.0.0.9:50052"), ({"port": 1, "tls": True}, "tls://10.0.0.9:1"), ({"endpoint": "x"}, "x"),
 ])  # fmt: skip
-def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[str, Any], endpoint: str) -> None:
+def test_a_worker_without_an_endpoint_has_the_address_of_its_client(
+    engine: FakeEngine, body: dict[str, Any], endpoint: str
+) -> None:
     server = Server(engine)
     assert server.ask("POST", "/cluster/join", body).json()["endpoint"] == endpoint
     assert server.cluster.joined[0][0] == endpoint
@@ -197,20 +222,20 @@ def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[s
     {"port": 1, "devices": {}}, {"port": 1, "devices": [1]}, {"port": 1, "devices": [{}] * 257},
     {"endpoint": "h" * 100_000}, {"endpoint": "h\n:1"}, {"port": 1, "share": 1e300},
 ])  # fmt: skip
-def test_bodies_that_say_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
+def test_invalid_joins_are_rejected(engine: FakeEngine, body: dict[str, Any]) -> None:
     server = Server(engine)
     assert server.ask("POST", "/cluster/join", body).status_code == 400
     assert not server.cluster.joined
 
 
-def test_speeds_that_no_device_has_are_not_known(engine: FakeEngine) -> None:
+def test_impossible_speeds_are_unknown(engine: FakeEngine) -> None:
     server = Server(engine)
     speeds = [1e9, 0, -1, 1e-300, 1e300, "1e9", None, True]
     assert server.ask("POST", "/cluster/join", {"port": 1, "devices": [{"decode": s} for s in speeds]}).is_success
     assert server.cluster.joined == [("10.0.0.9:1", 1.0, [1e9, *[None] * 7])]
 
 
-def test_workers_that_freeze_while_they_join_hold_up_nothing(engine: FakeEngine) -> None:
+def test_hanging_joins_block_no_other_request(engine: FakeEngine) -> None:
     server, frozen = Server(engine), threading.Event()
 
     def join(endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
@@ -243,11 +268,11 @@ def test_workers_that_freeze_while_they_join_hold_up_nothing(engine: FakeEngine)
     assert server.cluster.drained == ["h:99"]
 
 
-def test_what_fails_is_said(engine: FakeEngine) -> None:
+def test_failed_membership_changes_are_reported(engine: FakeEngine) -> None:
     server = Server(engine)
-    server.cluster.error = LlamadoError("no room")
+    server.cluster.error = LlamadoError("no memory")
     answer = server.ask("POST", "/cluster/join", {"endpoint": "h:1"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no room")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no memory")
     server.cluster.error = UnknownWorker("h:1 is no worker of this server")
     assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).status_code == 404
 
@@ -257,7 +282,7 @@ LAYOUT = {"devices": [{"device": "CPU", "layers": [0], "head": True}, {"device":
 
 def test_layers_are_moved(engine: FakeEngine) -> None:
     server = Server(engine, keys=(b"a key",))
-    assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token of workers is no key"
+    assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token does not replace the API key"
     server = Server(engine)
     answer = server.ask("POST", "/cluster/layers", LAYOUT)
     assert answer.status_code == 200 and answer.json() == server.ask("GET", "/cluster").json()
@@ -290,7 +315,7 @@ def test_layers_are_moved_from_this_machine_or_with_the_token(
     assert bool(server.cluster.laid_out) == (status == 200 and path == "/cluster/layers")
 
 
-def test_what_a_layout_would_take(engine: FakeEngine) -> None:
+def test_a_layout_is_predicted(engine: FakeEngine) -> None:
     body = Server(engine).ask("POST", "/cluster/predict", LAYOUT).json()
     memory = {"weights": 1, "kv": 2, "compute": 3, "free": 4, "missing": 5}
     assert body == {
@@ -305,7 +330,7 @@ def test_what_a_layout_would_take(engine: FakeEngine) -> None:
     [None, {}, [1], [{"layers": [0]}], [{"device": 1}], [{"device": "CPU", "layers": [True]}],
      [{"device": "CPU", "layers": "0"}], [{"device": "CPU", "head": 1}], [{"device": "CPU"}] * 257],
 )  # fmt: skip
-def test_layouts_that_are_none(engine: FakeEngine, path: str, devices: Any) -> None:
+def test_invalid_layouts_are_rejected(engine: FakeEngine, path: str, devices: Any) -> None:
     server = Server(engine)
     assert server.ask("POST", path, {"devices": devices}).status_code == 400
     assert not server.cluster.laid_out
@@ -315,61 +340,15 @@ def test_layouts_that_are_none(engine: FakeEngine, path: str, devices: Any) -> N
     ("error", "status"),
     [(BadLayout("layer 1 is named twice"), 400), (NotEnoughMemory("too little", {}), 400), (LlamadoError("gone"), 503)],
 )
-def test_layouts_that_cannot_be(engine: FakeEngine, error: LlamadoError, status: int) -> None:
+def test_impossible_layouts_are_reported(engine: FakeEngine, error: LlamadoError, status: int) -> None:
     server = Server(engine)
     server.cluster.error = error
     answer = server.ask("POST", "/cluster/layers", LAYOUT)
     assert answer.status_code == status and str(error) in answer.json()["error"]["message"]
 
 
-def test_one_machine_has_no_layers_to_move(engine: FakeEngine) -> None:
+def test_a_model_that_is_not_split_has_no_layout(engine: FakeEngine) -> None:
     server = Server(engine)
     server.state.served = served(engine)
     for path in ("/cluster/layers", "/cluster/predict"):
         assert server.ask("POST", path, LAYOUT).status_code == 501
-
-
-@pytest.mark.slow
-def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) -> None:
-    server = Server(engine)
-    told: list[tuple[float, dict[str, Any]]] = []
-    ends: list[bool] = []
-
-    async def listening() -> None:
-        began = asyncio.get_running_loop().time()
-        app = create_app(server.state)
-
-        async def events() -> None:
-            path = "/cluster/events"
-            scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
-            await app(scope, silence, hear)
-
-        async def silence() -> Any:
-            await asyncio.sleep(60)
-
-        async def hear(message: Any) -> None:
-            if body := message.get("body", b""):
-                told.append((asyncio.get_running_loop().time() - began, orjson.loads(body.removeprefix(b"data: "))))
-            ends.append(message.get("more_body", True) is False)
-
-        async def come(n: int) -> None:
-            while len(told) < n:
-                await asyncio.sleep(0.01)
-
-        async with asyncio.timeout(60):
-            task = asyncio.ensure_future(events())
-            await come(1)
-            server.cluster.now = VIEW._replace(tokens_per_second=26.0)
-            await come(2)
-            assert told[1][0] - told[0][0] > 0.9, "figures alone can wait"
-            server.cluster.now = VIEW._replace(tokens_per_second=27.0)
-            server.cluster.marked += 1
-            await come(3)
-            await come(4)
-            assert [body["tokens_per_second"] for _, body in told] == [25.0, 26.0, 27.0, 27.0]
-            assert told[2][0] - told[1][0] < told[3][0] - told[2][0], "a change does not wait"
-            app.access.draining = True
-            await task
-        assert ends[-1], "whole, with its last chunk"
-
-    run(listening())

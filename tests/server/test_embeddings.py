@@ -30,10 +30,10 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
-from llamado.server.api.embeddings import Vectors
+from llamado.server.api.embeddings import EmbeddingsResponse
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
@@ -42,7 +42,7 @@ from llamado.text.tokenizer.tokenizer import load_tokenizer
 Array = np.ndarray[Any, Any]
 
 
-def load(path: Path, **options: Any) -> Served:
+def load(path: Path, **options: Any) -> ServedModel:
     settings = Settings(
         source=ModelSource(spec=str(path)), engine=EngineOptions(**{"n_threads": 1, "n_slots": 4} | options)
     )
@@ -55,14 +55,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def encoder(folder: Path) -> Iterator[Served]:
+def encoder(folder: Path) -> Iterator[ServedModel]:
     served = load(make_bert(folder / "encoder.gguf"), embeddings=True)
     yield served
     served.close(1)
 
 
 @pytest.fixture(scope="module")
-def reranker(folder: Path) -> Iterator[Served]:
+def reranker(folder: Path) -> Iterator[ServedModel]:
     path = make_bert(folder / "reranker.gguf", classifier=True, n_scores=1, pooling=gguf.PoolingType.RANK)
     served = load(path, reranking=True)
     yield served
@@ -70,14 +70,14 @@ def reranker(folder: Path) -> Iterator[Served]:
 
 
 @asynccontextmanager
-async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+async def client(served: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
     state = ServerState(switches=Switches(metrics=True), served=served)
     transport = httpx.ASGITransport(app=create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield http
 
 
-def ask(served: Served, path: str, body: Any) -> tuple[int, Any]:
+def ask(served: ServedModel, path: str, body: Any) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
         async with client(served) as http:
             response = await http.post(path, json=body)
@@ -86,7 +86,7 @@ def ask(served: Served, path: str, body: Any) -> tuple[int, Any]:
     return asyncio.run(work())
 
 
-def look(served: Served, path: str) -> httpx.Response:
+def look(served: ServedModel, path: str) -> httpx.Response:
     async def work() -> httpx.Response:
         async with client(served) as http:
             return await http.get(path)
@@ -99,7 +99,7 @@ def look(served: Served, path: str) -> httpx.Response:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
-def test_native_form(encoder: Served, path: str) -> None:
+def test_native_form(encoder: ServedModel, path: str) -> None:
     status, one = ask(encoder, path, {"content": "hello world"})
     assert status == 200 and [set(item) for item in one] == [{"index", "embedding"}]
     assert np.shape(one[0]["embedding"]) == (1, 64)
@@ -109,7 +109,7 @@ def test_native_form(encoder: Served, path: str) -> None:
     assert many[0] == one[0]
 
 
-def test_openai_form(encoder: Served) -> None:
+def test_openai_form(encoder: ServedModel) -> None:
     status, body = ask(encoder, "/v1/embeddings", {"input": ["hello world", "a text"], "model": "m"})
     assert status == 200 and list(body) == ["model", "object", "usage", "data"]
     assert (body["model"], body["object"]) == ("m", "list")
@@ -123,12 +123,12 @@ def test_openai_form(encoder: Served) -> None:
     assert encoded["model"] == encoder.info.name
 
 
-def test_content_makes_the_form_native(encoder: Served) -> None:
+def test_content_makes_the_form_native(encoder: ServedModel) -> None:
     assert isinstance(ask(encoder, "/v1/embeddings", {"content": "a"})[1], list)
     assert isinstance(ask(encoder, "/v1/embeddings", {"content": "a", "input": "b"})[1], dict)
 
 
-def test_shapes_of_texts(encoder: Served) -> None:
+def test_shapes_of_texts(encoder: ServedModel) -> None:
     tokens = encoder.tokenizer.encode("hello world", add_special=True)
     wanted = ask(encoder, "/embedding", {"content": "hello world"})[1][0]
     for given in (
@@ -141,7 +141,7 @@ def test_shapes_of_texts(encoder: Served) -> None:
         assert ask(encoder, "/embedding", {"content": given})[1] == [wanted], given
 
 
-def test_norms(encoder: Served) -> None:
+def test_norms(encoder: ServedModel) -> None:
     def vector(kind: Any) -> Array:
         status, body = ask(encoder, "/v1/embeddings", {"input": "hello", "embd_normalize": kind})
         assert status == 200
@@ -153,7 +153,7 @@ def test_norms(encoder: Served) -> None:
     np.testing.assert_allclose(vector(0), plain / np.abs(plain).max() * 32760, rtol=1e-5)
 
 
-def test_vectors_are_cut_and_of_length_one_again(encoder: Served) -> None:
+def test_vectors_are_cut_and_of_length_one_again(encoder: ServedModel) -> None:
     def vector(**more: Any) -> Any:
         status, answer = ask(encoder, "/v1/embeddings", {"input": "a", **more})
         return np.array(answer["data"][0]["embedding"]) if status == 200 else answer["error"]["message"]
@@ -165,7 +165,7 @@ def test_vectors_are_cut_and_of_length_one_again(encoder: Served) -> None:
         assert f"from 1 to {whole.size}" in vector(dimensions=wrong)
 
 
-def test_null_is_absent(encoder: Served) -> None:
+def test_null_is_absent(encoder: ServedModel) -> None:
     plain = ask(encoder, "/v1/embeddings", {"input": "a"})
     nulls = dict.fromkeys(("encoding_format", "embd_normalize", "model", "content", "dimensions"))
     assert ask(encoder, "/v1/embeddings", {"input": "a", **nulls}) == plain
@@ -189,7 +189,7 @@ def test_null_is_absent(encoder: Served) -> None:
         ({"input": "a", "embd_normalize": "x"}, "type must be number, but is string"),
     ],
 )
-def test_wrong_requests(encoder: Served, body: Any, message: str) -> None:
+def test_wrong_requests(encoder: ServedModel, body: Any, message: str) -> None:
     status, answer = ask(encoder, "/v1/embeddings", body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert message in answer["error"]["message"]
@@ -233,7 +233,7 @@ DOCUMENTS = ["good text", "bad model", "hello world that is it", "a"]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
-def test_jinas_form(reranker: Served, path: str) -> None:
+def test_jinas_form(reranker: ServedModel, path: str) -> None:
     status, body = ask(reranker, path, {"query": "what", "documents": DOCUMENTS, "model": "m"})
     assert status == 200 and list(body) == ["model", "object", "usage", "results"]
     # [CLS] what [SEP] document
@@ -246,7 +246,7 @@ def test_jinas_form(reranker: Served, path: str) -> None:
     assert alone["relevance_score"] == next(i["relevance_score"] for i in body["results"] if i["index"] == 2)
 
 
-def test_teis_form(reranker: Served) -> None:
+def test_teis_form(reranker: ServedModel) -> None:
     status, body = ask(reranker, "/rerank", {"query": "what", "texts": DOCUMENTS, "return_text": True, "top_n": 3})
     assert status == 200 and [list(item) for item in body] == [["index", "score", "text"]] * 3
     assert all(item["text"] == DOCUMENTS[item["index"]] for item in body)
@@ -296,7 +296,7 @@ def test_what_stands_between_a_query_and_a_document(
         ({"query": "a", "documents": ["b"], "top_n": -1}, '"top_n" must be 0 or more'),
     ],
 )
-def test_wrong_questions(reranker: Served, body: Any, message: str) -> None:
+def test_wrong_questions(reranker: ServedModel, body: Any, message: str) -> None:
     status, answer = ask(reranker, "/rerank", body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert message in answer["error"]["message"]
@@ -306,7 +306,7 @@ def test_wrong_questions(reranker: Served, body: Any, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_servers_that_were_not_started_for_it(encoder: Served, folder: Path) -> None:
+def test_servers_that_were_not_started_for_it(encoder: ServedModel, folder: Path) -> None:
     status, body = ask(encoder, "/rerank", {"query": "a", "documents": ["b"]})
     assert (status, body["error"]["type"]) == (501, "not_supported_error") and "--reranking" in body["error"]["message"]
     served = load(make_llama(folder / "plain.gguf"))
@@ -319,14 +319,14 @@ def test_servers_that_were_not_started_for_it(encoder: Served, folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_encoder_generates_nothing(encoder: Served) -> None:
+def test_an_encoder_generates_nothing(encoder: ServedModel) -> None:
     for stream in (False, True):
         status, body = ask(encoder, "/completion", {"prompt": "hello", "stream": stream})
         assert (status, body["error"]["type"]) == (500, "server_error")
         assert body["error"]["message"] == "the current context does not support logits computation. skipping"
 
 
-def test_what_there_is_to_see_of_an_encoder(encoder: Served) -> None:
+def test_what_there_is_to_see_of_an_encoder(encoder: ServedModel) -> None:
     ask(encoder, "/embedding", {"content": "hello world"})
     assert look(encoder, "/health").json() == {"status": "ok"}
     assert look(encoder, "/props").json()["default_generation_settings"]["n_ctx"] == 128
@@ -348,7 +348,7 @@ def test_a_decoder_embeds_and_generates(folder: Path) -> None:
         served.close(1)
 
 
-def test_a_full_queue(encoder: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue(encoder: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(texts: Any) -> Any:
         raise QueueFull(7, 1)
 
@@ -368,7 +368,7 @@ def test_a_client_that_goes_away_gives_its_texts_up() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Vectors((future, 1), lambda found: found)({"type": "http"}, receive, send))
+    asyncio.run(EmbeddingsResponse((future, 1), lambda found: found)({"type": "http"}, receive, send))
     assert future.cancelled() and not sent
 
 

@@ -15,8 +15,8 @@ from waiting import GUARD, until
 from wire import Wire, serving
 
 from llamado.http import bodies
-from llamado.http.bodies import SMALL_BODY, Bodies, Body
-from llamado.http.errors import ApiError, ClientGone
+from llamado.http.bodies import SMALL_BODY, Body, BodyBudget
+from llamado.http.errors import ApiError, ClientDisconnected
 
 MOST = 3 * 2**20
 ONE = 2**20
@@ -41,7 +41,7 @@ class Client:
         return await self.parts.get()
 
 
-def reading(room: Bodies, client: Client) -> tuple[Body, asyncio.Task[bytes]]:
+def reading(room: BodyBudget, client: Client) -> tuple[Body, asyncio.Task[bytes]]:
     body = Body(room)
     return body, asyncio.ensure_future(body.read(client.scope, client.receive))
 
@@ -52,11 +52,11 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-def with_room(work: Callable[[Bodies], Awaitable[None]]) -> None:
+def with_room(work: Callable[[BodyBudget], Awaitable[None]]) -> None:
     """Run with a budget of 3 MiB, all of which is there again at the end."""
 
     async def main() -> None:
-        room = Bodies(MOST)
+        room = BodyBudget(MOST)
         await work(room)
         await rest()
         assert room.free == MOST and not room._waiting and not room._reading
@@ -65,10 +65,10 @@ def with_room(work: Callable[[Bodies], Awaitable[None]]) -> None:
 
 
 def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
-    async def test(room: Bodies) -> None:
+    async def test(room: BodyBudget) -> None:
         first, large, small = (Body(room) for _ in range(3))
-        await room.hold(first, MOST - 100)
-        waiting = [asyncio.ensure_future(room.hold(body, size)) for body, size in ((large, 200), (small, 100))]
+        await room.reserve(first, MOST - 100)
+        waiting = [asyncio.ensure_future(room.reserve(body, size)) for body, size in ((large, 200), (small, 100))]
         await rest()
         assert not any(one.done() for one in waiting) and room.free == 100
         first.release()
@@ -83,7 +83,7 @@ def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
 
 
 def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
-    async def work(room: Bodies) -> None:
+    async def work(room: BodyBudget) -> None:
         clients = [Client(ONE) for _ in range(5)]
         held = [reading(room, client) for client in clients]
         await rest()
@@ -111,7 +111,7 @@ def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
 def test_a_body_of_unknown_length_takes_what_it_may_need_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MAX_BODY", 2 * ONE)
 
-    async def work(room: Bodies) -> None:
+    async def work(room: BodyBudget) -> None:
         client = Client(None)
         body, task = reading(room, client)
         client.send(SMALL_BODY)
@@ -139,7 +139,7 @@ def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch
     if end == "no room":
         monkeypatch.setattr(bodies, "PATIENCE", 0.01)
 
-    async def work(room: Bodies) -> None:
+    async def work(room: BodyBudget) -> None:
         client = Client(None if end == "too large" else 2 * ONE)
         body, task = reading(room, client)
         if end == "too large":
@@ -151,7 +151,7 @@ def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch
         elif end == "leaves":
             client.send(ONE)
             client.leave()
-            with pytest.raises(ClientGone) as gone:
+            with pytest.raises(ClientDisconnected) as gone:
                 await task
             assert held_by(gone.value) < ONE  # nothing keeps what came until cycles are looked for
         elif end == "cancelled":
@@ -172,14 +172,14 @@ def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch
             second.release()
             client.leave()
             await asyncio.wait([task])
-            assert isinstance(task.exception(), ClientGone)
+            assert isinstance(task.exception(), ClientDisconnected)
         body.release()
 
     with_room(work)
 
 
 def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
-    async def work(room: Bodies) -> None:
+    async def work(room: BodyBudget) -> None:
         clients = [Client(MOST) for _ in range(3)]
         held = [reading(room, client) for client in clients]
         await rest()
@@ -203,7 +203,7 @@ def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.5)
     monkeypatch.setattr(bodies, "PACE", 1e9)
 
-    async def work(room: Bodies) -> None:
+    async def work(room: BodyBudget) -> None:
         clients = [Client(ONE) for _ in range(3)]
         held = [reading(room, client) for client in clients]
         for client in clients:
@@ -238,7 +238,7 @@ def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPat
 def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     """A server with room for two bodies of 1 MiB."""
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.2)
-    monkeypatch.setattr(Bodies.__init__, "__defaults__", (2 * ONE,))
+    monkeypatch.setattr(BodyBudget.__init__, "__defaults__", (2 * ONE,))
     with serving() as wire:
         yield wire
 

@@ -21,7 +21,7 @@ from llamado.engine.request import Token, TokenProb, TokenProbs
 from llamado.http import connections
 from llamado.http.access import AccessRules
 from llamado.server.generate import streaming
-from llamado.server.generate.constraints import Limits
+from llamado.server.generate.constraints import OutputConstraints
 from llamado.server.generate.request import MOST_PROBABILITIES, make_request
 from llamado.server.generate.streaming import Generation, Mailbox
 from llamado.server.switches import Switches
@@ -257,7 +257,7 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
 
     def n_predict(n_ctx: int, **fields: int) -> int:
         room = replace(fake, info=replace(fake.info, n_ctx=n_ctx))
-        return make_request(fields, [[1]], room, switches, limits=Limits()).engine.n_predict
+        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).engine.n_predict
 
     for n_vocab, n in ((262_144, 4), (151_936, 6), (49_152, 20)):
         assert n_predict(131_072, n_probs=n_vocab, n_predict=n) == n

@@ -14,7 +14,7 @@ import trustme
 from server_processes import ServerProcess
 from waiting import GUARD
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import PortError, check_tls
@@ -68,7 +68,7 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
 
 def test_the_flags_name_the_files(files: tuple[Path, Path], tmp_path: Path) -> None:
     key, certificate = map(str, files)
-    flags, _ = parse(_parser("serve"), "serve", ["-m", "x", "--ssl-key-file", key, "--ssl-cert-file", certificate])
+    flags, _ = parse(make_parser("serve"), "serve", ["-m", "x", "--ssl-key-file", key, "--ssl-cert-file", certificate])
     settings = serve_settings(flags)
     assert (settings.ssl_key, settings.ssl_cert) == (key, certificate)
     check_tls(key, certificate)

@@ -130,7 +130,7 @@ def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fak
     for answer in told:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
-        assert answer.json()["error"]["message"] == "the server is ending"
+        assert answer.json()["error"]["message"] == "the server is shutting down"
     assert len(events(text)) == 51 and process.wait(60) == 0
 
 
@@ -314,7 +314,7 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         waiting.wait()
         thread.join()  # the loop is held up here
         assert delivered == [0]
-        monkeypatch.setattr(streaming, "_LEFT_TO_LOOP", 10 * GUARD)
+        monkeypatch.setattr(streaming, "_DELIVERY_SECONDS", 10 * GUARD)
         await asyncio.to_thread(step, Token("b", [2], None, 1))
         assert delivered == [0, 2]
         began = time.monotonic()

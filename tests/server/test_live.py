@@ -21,11 +21,11 @@ from wire import Wire, serving
 from llamado.engine.request import Counters, EngineSnapshot, Histogram, StoredPrompt
 from llamado.http.access import AccessRules
 from llamado.http.request_log import Record, current
-from llamado.server.live.live import Live
+from llamado.server.live.live import LiveHistory
 from llamado.server.live.log_tail import LogTail
 from llamado.server.live.requests import RecentRequests
 from llamado.server.live.samples import Samples
-from llamado.server.ops.sleep import Asleep, Sleep
+from llamado.server.ops.sleep import Sleep, SleepingEngine
 
 
 class Listener:
@@ -162,8 +162,9 @@ def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
             text += part
 
 
-def test_a_head_request_ends(wire: Wire) -> None:
-    assert httpx.head(f"{wire.url}/live/events", timeout=GUARD).status_code == 200
+@pytest.mark.parametrize("path", ["/live/events", "/cluster/events"])
+def test_a_head_request_ends(wire: Wire, path: str) -> None:
+    assert httpx.head(f"{wire.url}{path}", timeout=GUARD).status_code == 200
 
 
 def test_looking_wakes_no_model(wire: Wire) -> None:
@@ -172,7 +173,7 @@ def test_looking_wakes_no_model(wire: Wire) -> None:
     sleep = state.sleep = Sleep(state, lambda: pytest.fail("the model was loaded"), 100)
     sleep.asleep = True
     state.served.engine.close()  # type: ignore[attr-defined]
-    state.served = state.served.__class__(**{**vars(state.served), "engine": Asleep(state.served.snapshot())})
+    state.served = state.served.__class__(**{**vars(state.served), "engine": SleepingEngine(state.served.snapshot())})
     with Listener(wire.url) as heard:
         assert heard.until(lambda: heard.now)["asleep"] is True
     assert sleep.asleep
@@ -272,7 +273,7 @@ def test_a_hundred_requests_are_remembered() -> None:
 
 def test_samples_are_taken_until_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.live.live._SAMPLE_SECONDS", 0.0)
-    live = Live()
+    live = LiveHistory()
 
     async def work() -> None:
         import asyncio

@@ -19,6 +19,7 @@ from minilm import make_bert
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
+from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.models import InvalidAdapter
@@ -34,7 +35,7 @@ POINT1, POINT3 = float(np.float32(0.1)), float(np.float32(0.3))
 @asynccontextmanager
 async def client(scales: tuple[float, ...]) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
     """A server whose engine computes nothing real, with adapters of these scales."""
-    engine = Engine(FakeForward(), PieceTokenizer(), n_slots=2, lora=scales)
+    engine = Engine(FakeForward(), PieceTokenizer(), EngineOptions(n_slots=2), scales=DefaultScales(scales))
     model = served(FakeEngine(n_slots=2))
     adapters = tuple(AdapterInfo(f"{i}.gguf", "rhymes" if i else "") for i in range(len(scales)))
     state = ServerState()

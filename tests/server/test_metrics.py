@@ -16,7 +16,7 @@ from llamado.engine.request import Counters, EngineSnapshot, Histogram, KindCoun
 from llamado.http.access import HEALTH, LIVE, AccessRules, busy_app
 from llamado.http.answer import answer
 from llamado.http.metrics import BOUNDS, Traffic
-from llamado.http.monitoring.counted import Counted
+from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.monitoring.families import traffic_families
 from llamado.server.api.metrics import Scrape
 from llamado.server.state import ServerState
@@ -204,7 +204,7 @@ def test_a_router_and_a_gateway_count_their_own_answers() -> None:
         await answer(send, b"", 503)
 
     async def work() -> None:
-        counted = Counted(app, traffic, lambda method, path: f"{method} {path}", "/llm")
+        counted = RequestCounter(app, traffic, lambda method, path: f"{method} {path}", "/llm")
         for method, path in (("GET", "/health"), ("HEAD", "/v1/models"), ("POST", "/fails")):
             sent: list[Any] = []
 

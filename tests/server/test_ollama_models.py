@@ -25,7 +25,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.server.api.ollama.describe import parameter_lines
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.model_facts import read_facts, short_number
 from llamado.server.ops.sleep import Sleep
 from llamado.server.settings import Settings
@@ -33,7 +33,7 @@ from llamado.server.state import ServerState
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     path = make_bert(tmp_path_factory.mktemp("models") / "encoder.gguf")
     options = EngineOptions(n_threads=1, n_slots=2, embeddings=True)
     one = load_served(Settings(source=ModelSource(spec=str(path)), engine=options), lambda share, what: None)
@@ -41,7 +41,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     one.close(1)
 
 
-def ask(one: Served, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+def ask(one: ServedModel, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
         state = ServerState()
         state.served = one
@@ -54,7 +54,7 @@ def ask(one: Served, path: str, body: dict[str, Any] | None = None) -> tuple[int
 
 
 @pytest.mark.slow
-def test_vectors(encoder: Served) -> None:
+def test_vectors(encoder: ServedModel) -> None:
     status, told = ask(encoder, "/api/embed", {"model": "e", "input": ["a cat", "a dog"]})
     assert status == 200 and problems(told, EMBED) == [] and told["prompt_eval_count"] > 2
     both = np.array(told["embeddings"])
@@ -74,7 +74,7 @@ def test_vectors(encoder: Served) -> None:
 
 
 @pytest.mark.slow
-def test_long_texts_are_cut_unless_they_shall_not(encoder: Served) -> None:
+def test_long_texts_are_cut_unless_they_shall_not(encoder: ServedModel) -> None:
     assert encoder.embeddings is not None
     most = encoder.embeddings.max_tokens
     long = "cat " * (2 * most)
@@ -85,7 +85,7 @@ def test_long_texts_are_cut_unless_they_shall_not(encoder: Served) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_only_embeds_does_not_chat(encoder: Served) -> None:
+def test_a_model_that_only_embeds_does_not_chat(encoder: ServedModel) -> None:
     status, told = ask(encoder, "/api/chat", {"model": "e", "messages": SKY})
     assert (status, told) == (400, {"error": '"e" does not support chat'})
     _, shown = ask(encoder, "/api/show", {"model": "e"})

@@ -201,15 +201,15 @@ def asked_for(answer: Answer) -> GenerationRequest:
     assert answer.status == 200, answer.told
     request = answer.requests[0]
     assert isinstance(request, SubmittedRequest)
-    assert not request.asked.prompts and not request.asked.texts  # an idle slot would keep those of all answers
-    return request.asked
+    assert not request.source.prompts and not request.source.texts  # an idle slot would keep those of all answers
+    return request.source
 
 
 @pytest.mark.parametrize("api", ["native", "openai", "infill"])
 def test_what_limits_tokens_reaches_the_request(api: str) -> None:
     fields = {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "ab"}]}
     bodies = [fields, {"json_schema": {"type": "object"}}, {"preserved_tokens": ["a", "ab"]}]
-    lazy, schema, preserved = (asked_for(answer).limits for answer in ask(api, *bodies))
+    lazy, schema, preserved = (asked_for(answer).constraints for answer in ask(api, *bodies))
     assert lazy.source == GrammarSource("gbnf", 'root ::= "a"') and lazy.lazy
     assert lazy.triggers == (Trigger("word", "ab"),) and schema.source is not None
     assert schema.source.kind == "json_schema" and preserved.preserved == {97}

@@ -70,7 +70,7 @@ def test_a_worker_that_is_away_is_no_reason_for_a_restart(engine: FakeEngine) ->
 def test_a_server_that_ends_works_and_takes_nothing_new(engine: FakeEngine) -> None:
     *live, readyz, _ = ask(ready(engine), *LIVE, *READY, draining=True)
     assert [answer.status_code for answer in live] == [200, 200]
-    assert readyz.status_code == 503 and "ending" in readyz.json()["error"]["message"]
+    assert readyz.status_code == 503 and "shutting down" in readyz.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("seconds", "limit", "status"), [

@@ -43,7 +43,7 @@ NATIVE = [
     ("server/generate/completion_request.py", "read_completion"),
     ("server/generate/prompts.py", "prompts_in_context"),
     ("server/generate/fields.py", "read_fields"),
-    ("server/generate/constraints.py", "read_limits"),
+    ("server/generate/constraints.py", "read_constraints"),
     ("server/generate/request.py", "make_request"),
     ("engine/request.py", "request"),
     ("server/generate/submission.py", "engine_requests"),

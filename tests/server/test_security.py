@@ -230,7 +230,7 @@ def test_memory_is_given_back() -> None:
     thing.me = thing
     gone = weakref.ref(thing)
     del thing
-    memory.give_back()
+    memory.trim()
     assert gone() is None
     assert memory.resident() > 0 or sys.platform != "linux"
 

@@ -71,7 +71,7 @@ def _shown(engine: FakeEngine) -> dict[str, Any]:
     """What `/slots` shows of the last request."""
     request = engine.requests[-1]
     assert isinstance(request, SubmittedRequest)
-    return generation_settings(request.asked, seed=request.sampling.seed, brief=True)
+    return generation_settings(request.source, seed=request.sampling.seed, brief=True)
 
 
 @pytest.mark.parametrize("seed", [*NUMBERS, *(text for text in TEXTS if text != "\ud800")])

@@ -24,7 +24,7 @@ from tiers import first_of
 from waiting import GUARD, until, until_async
 from wire import serving
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
@@ -33,7 +33,7 @@ from llamado.engine.request import Request
 from llamado.flags import parse
 from llamado.http import logs
 from llamado.http.access import AccessRules
-from llamado.http.logs import Background, Lines
+from llamado.http.logs import BackgroundHandler, LogFormatter
 from llamado.http.request_log import Record, current, request_id
 from llamado.loglines import LineFormatter
 from llamado.router.presets import environment
@@ -42,7 +42,7 @@ from llamado.server.live.log_tail import LogTail
 from llamado.server.load import LoadLog
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
-from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
+from llamado.server.ops.tracing import RequestTracer, TracingError, open_tracing
 from llamado.server.settings import Settings
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
@@ -151,8 +151,8 @@ def log() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     logger = logging.getLogger("llamado")
     before = logger.handlers, logger.level, logger.propagate
-    handler = Background(stream)
-    handler.setFormatter(Lines(prefix=False, timestamps=False, as_json=True, verbose=False))
+    handler = BackgroundHandler(stream)
+    handler.setFormatter(LogFormatter(prefix=False, timestamps=False, as_json=True, verbose=False))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
     yield stream
@@ -197,7 +197,7 @@ def test_one_line_a_request(log: io.StringIO) -> None:
 
 def test_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
     record = logging.LogRecord("llamado", logging.WARNING, "", 0, "hot", (), None)
-    plain = Lines(prefix=False, timestamps=False, as_json=False, verbose=False)
+    plain = LogFormatter(prefix=False, timestamps=False, as_json=False, verbose=False)
     assert plain.format(record) == "warning: hot"
     token = current.set(Record("r1", "GET", "/"))
     assert plain.format(record) == "warning: [r1] hot"
@@ -207,29 +207,29 @@ def test_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
     try:
         record.created, record.msecs = 86400.042, 42.0
-        timed = Lines(prefix=True, timestamps=True, as_json=False, verbose=False)
+        timed = LogFormatter(prefix=True, timestamps=True, as_json=False, verbose=False)
         assert timed.format(record) == "1970-01-02 03:30:00.042 warning: hot"
         assert LineFormatter(timed=True).format(record) == "1970-01-02 03:30:00.042 hot"
-        as_json = Lines(prefix=True, timestamps=True, as_json=True, verbose=False)
+        as_json = LogFormatter(prefix=True, timestamps=True, as_json=True, verbose=False)
         assert json.loads(as_json.format(record))["timestamp"] == "1970-01-02T00:00:00.042Z"
     finally:
         monkeypatch.undo()
         time.tzset()
-    colored = Lines(prefix=False, timestamps=True, as_json=False, verbose=False, colors=True)
+    colored = LogFormatter(prefix=False, timestamps=True, as_json=False, verbose=False, colors=True)
     assert colored.format(record).startswith("\x1b[33m19") and colored.format(record).endswith("warning: hot\x1b[0m")
 
 
 @pytest.mark.slow
 def test_who_logs_never_waits_for_who_reads() -> None:
     read, write = os.pipe()
-    handler = Background(os.fdopen(write, "w"))
+    handler = BackgroundHandler(os.fdopen(write, "w"))
     logger = logging.Logger("test")
     logger.addHandler(handler)
     for i in range(30_000):  # far more than a pipe holds, and than may wait
         logger.warning("line %d, %s", i, "x" * 50)
     with os.fdopen(read) as reader:
         lines = []
-        while "left out" not in (line := reader.readline()):
+        while "dropped" not in (line := reader.readline()):
             lines.append(line)
     assert lines[0].startswith("line 0, ") and len(lines) > 1000
 
@@ -240,7 +240,7 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     record = logging.LogRecord("llamado", logging.INFO, "", 0, "model %s loaded", (forged,), None)
     record.fields = {"path": forged}
     told = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
-    text, as_json = (Lines(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
+    text, as_json = (LogFormatter(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
     assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
     assert all(c.isprintable() for c in as_json.format(record))
     book = LogTail()
@@ -258,7 +258,7 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     command += "to(N(verbose=False, log_timestamps=False)); logging.getLogger('llamado.rpc').warning('%s', 'a\\nb')"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stderr == "a\\nb\n"
-    lines = Lines(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")
+    lines = LogFormatter(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")
     assert len(lines) > 2 and all(line.startswith("    ") and line.isprintable() for line in lines[1:])
 
 
@@ -278,7 +278,7 @@ def test_the_log_tells_when_all_slots_are_idle(log: io.StringIO) -> None:
 
 
 def test_times_of_lines_and_local_pages_are_the_default() -> None:
-    flags, _ = parse(_parser("serve"), "serve", ["-m", "x"])
+    flags, _ = parse(make_parser("serve"), "serve", ["-m", "x"])
     assert (
         flags.log_timestamps and serve_settings(flags).access.cors_origins == AccessRules().cors_origins == "localhost"
     )
@@ -595,7 +595,7 @@ def test_spans() -> None:
 
     async def work() -> None:
         async with client() as http:
-            http.state.tracing = Tracing(exporter)
+            http.state.tracing = RequestTracer(exporter)
             parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             body = {"prompt": "abc", "n_predict": 2, "stream": True}
             await http.post("/v1/completions", json=body, headers={"traceparent": parent})

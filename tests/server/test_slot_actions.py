@@ -23,6 +23,7 @@ from ports import free_port
 from waiting import GUARD
 
 from llamado.engine.engine import Engine
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
@@ -40,7 +41,7 @@ def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:
 
 @asynccontextmanager
 async def client(folder: Path | None) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
-    engine = Engine(FakeForward(), PieceTokenizer(), n_slots=2)
+    engine = Engine(FakeForward(), PieceTokenizer(), EngineOptions(n_slots=2))
     state = ServerState(switches=Switches(slot_save_path=None if folder is None else str(folder)))
     state.served = served(FakeEngine(n_slots=2))
     object.__setattr__(state.served, "engine", engine)

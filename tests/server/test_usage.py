@@ -13,7 +13,7 @@ import pytest
 from fakes import ANSWER, FakeEngine
 from wire import serving
 
-from llamado.gateway.limits import KeyUse
+from llamado.gateway.limits import KeyUsage
 from llamado.gateway.options import GatewayOptions, KeyOptions, ReplicaOptions
 from llamado.gateway.serve import make_gateway
 from llamado.http import metrics
@@ -25,7 +25,7 @@ N_ANSWER = len(ANSWER.encode())
 
 
 @contextlib.contextmanager
-def metered(engine: FakeEngine) -> Iterator[tuple[httpx.Client, KeyUse]]:
+def metered(engine: FakeEngine) -> Iterator[tuple[httpx.Client, KeyUsage]]:
     """A client of a gateway before a server, and what its key has used."""
     with serving(engine) as wire:
         key = KeyOptions(name="k", key="s", tokens_per_day=10**6)
@@ -39,7 +39,7 @@ def metered(engine: FakeEngine) -> Iterator[tuple[httpx.Client, KeyUse]]:
             ) as http:
                 http.post("/tokenize", json={"content": ""})  # waits until the gateway knows its replica
                 assert server.gateway is not None
-                yield http, server.gateway._limits.uses[0]
+                yield http, server.gateway._limits.usages[0]
         finally:
             server.should_exit = server.force_exit = True
             thread.join(60)
@@ -50,7 +50,7 @@ N_CHAT = len(b"<user>hi</><assistant>")
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[tuple[httpx.Client, KeyUse]]:
+def gateway() -> Iterator[tuple[httpx.Client, KeyUsage]]:
     with metered(FakeEngine()) as found:
         yield found
 
@@ -70,7 +70,7 @@ def gateway() -> Iterator[tuple[httpx.Client, KeyUse]]:
     ],
 )
 def test_tokens_are_charged_as_counted(
-    gateway: tuple[httpx.Client, KeyUse], path: str, body: dict[str, Any], tokens: int, stream: bool
+    gateway: tuple[httpx.Client, KeyUsage], path: str, body: dict[str, Any], tokens: int, stream: bool
 ) -> None:
     http, use = gateway
     before = use.tokens

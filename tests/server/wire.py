@@ -13,7 +13,7 @@ from fakes import TEMPLATE, FakeEngine, served
 
 from llamado.http.access import AccessRules, busy_app
 from llamado.http.connections import ConnectionLimits, configure
-from llamado.http.signals import EndingServer
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import listen
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
@@ -28,7 +28,7 @@ class Wire:
     engine: FakeEngine
     state: ServerState
     gate: ConnectionLimits
-    server: EndingServer
+    server: GracefulServer
 
     @property
     def url(self) -> str:
@@ -63,7 +63,7 @@ def serving(
         return apps[0]
 
     refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix, lambda *refused: apps[0].refused(*refused))
-    server = EndingServer(configure(make, gate, refuse, **(tls or {})))
+    server = GracefulServer(configure(make, gate, refuse, **(tls or {})))
     sockets = listen(("127.0.0.1",), 0)
     port = sockets[0].getsockname()[1]
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)

@@ -116,7 +116,7 @@ class Vocabulary:
         return True
 
     def accepts(self, constraint: Constraint, text: str) -> bool:
-        """Whether the whole text may be an answer."""
+        """Return True if the whole text may be an answer."""
         matcher = constraint.start()
         return self.feed(matcher, text) and self.may_end(matcher)
 

@@ -13,7 +13,7 @@ from llamado.text.tokenizer import merging
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions, Python's and C's, are called while `work` runs."""
+    """Return the number of calls of Python and C functions while `work` runs."""
     n = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

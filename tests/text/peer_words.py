@@ -1,4 +1,4 @@
-"""What words the real llama.cpp cuts texts into, and what else it ties to the names of pre-tokenizers.
+"""Word splits of llama.cpp, and the other properties that it ties to the names of pre-tokenizers.
 
 Run as a program, it writes them to `pretokenizer_words.json` and `pretokenizer_flags.json`.
 
@@ -184,7 +184,7 @@ class Peer:
         return text.raw[:n].decode()
 
     def flags(self, path: Path, name: str) -> list[str]:
-        """What holds for the vocabulary of a file by `flag_file`."""
+        """Return the flags of the vocabulary of a file made by `flag_file`."""
         with self.vocabulary(path, name) as vocabulary:
             holds = {
                 "add_bos": self.library.llama_vocab_get_add_bos(vocabulary),
@@ -203,7 +203,7 @@ def read() -> Words:
 
 
 def peer_words(programs: Path, texts: list[str], folder: Path) -> Words:
-    """What the real llama.cpp makes of texts, for every pre-tokenizer we know."""
+    """Return llama.cpp's splits of texts for every pre-tokenizer that we support."""
     peer = Peer(programs)
     back = {letter: byte for byte, letter in spelling().items()}
     words: Words = {text: {} for text in texts}
@@ -245,7 +245,7 @@ def read_flags() -> Flags:
 
 
 def peer_flags(programs: Path, folder: Path) -> Flags:
-    """What the real llama.cpp ties to every name we know."""
+    """Return the properties that llama.cpp ties to every name that we support."""
     peer = Peer(programs)
     return {name: peer.flags(flag_file(folder, name), name) for name in sorted(PRE_TOKENIZERS) if name}
 

@@ -92,7 +92,7 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
     assert render(source, call("not json")) == '"not json"'
 
 
-def test_a_template_may_append_but_only_to_its_own_copy() -> None:
+def test_a_template_may_append_to_its_own_copy_only() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     source = (
         "{% set l = [1] %}{{ l.append(2) }}{{ messages.append(3) }}{{ tools.append(4) }}{{ l }}{{ messages | length }}"
@@ -131,7 +131,7 @@ def test_a_developer_is_a_system_where_the_template_knows_no_channels() -> None:
     assert render(roles + "<|channel|>", messages) == "developer user <|channel|>"
 
 
-def test_wishes_have_the_names_that_templates_know() -> None:
+def test_template_options_have_the_names_that_templates_use() -> None:
     keeps = "{{ preserve_thinking }} {{ clear_thinking }} {{ truncate_history_thinking }} {{ drop_thinking }}"
     assert render(keeps) == "True False False False"
     assert render(keeps, preserve_reasoning=False) == "False True True True"

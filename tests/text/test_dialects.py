@@ -525,7 +525,7 @@ PAST: dict[str, Any] = {"city": 'Zürich "x"', "days": 3, "where": {"a": [1, Tru
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "deepseek"])
 def test_calls_of_the_past_are_written_as_calls_are_read(name: str) -> None:
-    """What a template makes of a call in the conversation is a call, when a model writes the same."""
+    """A model's text is a call if it equals what the template writes for a call of the conversation."""
     wanted = [("get_weather", PAST), ("now", {})]
     if name in ("llama3", "harmony"):
         del wanted[1]  # one call in a message
@@ -620,7 +620,7 @@ def test_thoughts_that_the_prompt_opens_or_closes() -> None:
     assert told(read(free, ["  <think>  </think>Hi"])) == ("", "Hi", [])
 
 
-def test_tools_are_neither_shown_nor_called_where_they_are_not_wanted() -> None:
+def test_tool_choice_none_hides_tools() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     for options in ({"tool_choice": "none"}, {"tools": ()}):
         prepared = ready("hermes", **options)
@@ -751,7 +751,7 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_a_push_costs_what_its_text_is_long(name: str) -> None:
-    """What is held back, and so looked at again with the next piece, stays small however long the text gets."""
+    """The held-back text, which is parsed again with the next piece, stays small however long the answer gets."""
     for tag in HOSTILE[name]:
         for text in (tag + "a" * 100_000, tag + " " * 100_000, tag * (40_000 // len(tag))):
             parser = ready(name).parser()

@@ -26,7 +26,7 @@ def matcher(source: GrammarSource | None) -> LLMatcher:
 
 
 def fits(source: GrammarSource | None, text: str) -> bool:
-    """Whether `text` is a whole sentence of the grammar."""
+    """Return True if `text` is a complete sentence of the grammar."""
     made = matcher(source)
     tokens = list(text.encode())
     if made.validate_tokens(tokens) != len(tokens):

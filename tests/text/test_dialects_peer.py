@@ -140,7 +140,7 @@ def server(peer_bin: Path, model: Path, *options: str) -> Iterator[httpx.Client]
 
 @pytest.fixture(scope="module")
 def ends(smollm2_path: Path) -> tuple[str, str]:
-    """How the model's first and last token are written."""
+    """Return the texts of the model's first and last token."""
     with GGUFFile.open(smollm2_path) as file:
         tokenizer = load_tokenizer(file.metadata)
         found = []

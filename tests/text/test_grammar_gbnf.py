@@ -120,7 +120,7 @@ def test_tokens(bpe: Vocabulary) -> None:
     assert end not in bpe.allowed(bpe.constraint("gbnf", f"root ::= !<[{end}]>").start())
 
 
-def test_text_does_not_match_control_tokens_unless_it_spells_them(bpe: Vocabulary) -> None:
+def test_text_matches_control_tokens_only_by_spelling(bpe: Vocabulary) -> None:
     controls = set(bpe.tokenizer.vocabulary.with_attribute(8))
     assert not set(bpe.allowed(bpe.constraint("gbnf", "root ::= .+").start())) & controls
     assert not set(bpe.allowed(bpe.constraint("gbnf", "root ::= [<a]+").start())) & controls
@@ -170,7 +170,7 @@ def test_after_a_generation_prompt(bpe: Vocabulary) -> None:
 
 
 class Interpreter:
-    """Where an instance of a node that begins at `i` may end, by going round until nothing new is found."""
+    """Return the ends of instances of a node that begin at `i`, found by iterating to a fixed point."""
 
     def __init__(self, rules: Rules, text: str) -> None:
         self.rules, self.text = rules, text
@@ -237,7 +237,7 @@ def random_rule(random: random.Random, depth: int) -> str:
 
 
 @pytest.mark.slow
-def test_random_grammars_mean_what_they_say(bpe: Vocabulary) -> None:
+def test_random_grammars_accept_their_language(bpe: Vocabulary) -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 3000))
     chance = random.Random(7)
     compared = 0

@@ -173,7 +173,7 @@ def test_the_patterns_of_a_request_are_bounded_together(bpe: Vocabulary) -> None
 
 
 @pytest.mark.parametrize("pattern", ["(?R)", "(a)(?1)", "(?>a)", "(?=a)", "(?<!a)", r"(a)\1", "(?#)", "a\\", "a)("])
-def test_what_takes_more_than_linear_time_is_refused(bpe: Vocabulary, pattern: str) -> None:
+def test_patterns_beyond_linear_time_are_rejected(bpe: Vocabulary, pattern: str) -> None:
     with pytest.raises(GrammarError, match="cannot be used"):
         bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
 
@@ -195,7 +195,7 @@ class Clock:
 
 
 def accepted(matcher: Any, tokens: list[int]) -> int:
-    """How many tokens are accepted before the triggers take too long."""
+    """Return the number of tokens accepted before the triggers take too long."""
     for n, token in enumerate(tokens):
         try:
             matcher.accept(token)

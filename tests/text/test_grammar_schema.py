@@ -429,7 +429,7 @@ def test_the_same_grammar_is_compiled_once_and_errors_are_kept(bpe: Vocabulary) 
 
 @pytest.mark.slow
 def test_few_grammars_are_kept() -> None:
-    """Those used last: each may take megabytes that nobody counts."""
+    """The cache keeps the most recently used ones: each may take megabytes that no limit counts."""
     vocabulary = Vocabulary(bytes_tokenizer())
     texts = [f"a{{{i}}}" for i in range(1, 30)]
     made = [weakref.ref(vocabulary.constraint("regex", text)) for text in texts]

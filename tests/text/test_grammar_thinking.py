@@ -28,7 +28,7 @@ def thinking(
 
 
 def forced(vocabulary: Vocabulary, matcher: object, most: int = 50) -> str:
-    """What is forced now, accepted token by token."""
+    """Accept the forced tokens one by one, and return them."""
     out: list[int] = []
     while len(out) < most:
         allowed = vocabulary.allowed(matcher)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_tokens_are_accepted_together_or_not_at_all(vocabulary: GuidedVocabulary
     assert not matcher.accept(spell(b"x")[0]) and matcher.error
 
 
-def test_what_cannot_be_compiled_says_why(vocabulary: GuidedVocabulary) -> None:
+def test_grammar_errors_give_the_reason(vocabulary: GuidedVocabulary) -> None:
     assert "nothing" in GuidedMatcher.of(vocabulary.guided, "start: nothing", LIMITS).error
     with pytest.raises(GrammarError, match="code 0"):
         GuidedMatcher.of(vocabulary.guided, 'start: "a\0b"', LIMITS)

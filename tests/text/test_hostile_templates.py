@@ -1,4 +1,4 @@
-"""Templates that want all memory and time there is: each ends as an error, and nobody else notices."""
+"""Templates that use unbounded memory or time: each ends as an error, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def test_errors_name_the_limit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_time")
-def test_a_template_that_ends_in_no_time_is_found_at_load() -> None:
+def test_slow_templates_are_detected_at_load() -> None:
     with pytest.raises(TemplateError, match=r"takes more than 0.15 s of computing.*--chat-template"):
         ChatTemplate(ENDLESS_AT_LOAD, bos="", eos="")
 
 
 @pytest.mark.slow
-def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
+def test_template_capabilities_are_probed_within_limits() -> None:
     """One trial that takes too long is the last of its kind."""
     template = ChatTemplate(ENDLESS, bos="", eos="")
     before = os.times()
@@ -208,7 +208,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks a
 
 @pytest.fixture
 def started(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has compiled a template and renders it when it is told to."""
+    """Start a process that has compiled a template and renders it on request."""
     command = [sys.executable, "-c", RENDERS, request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"compiled\n"
@@ -240,7 +240,7 @@ def test_no_child_goes_on_rendering_for_a_parent_that_was_killed(started: subpro
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("started", ["ok"], indirect=True)
-def test_no_child_is_left_when_its_parent_ends_and_nothing_is_said(started: subprocess.Popen[bytes]) -> None:
+def test_children_end_silently_with_their_parent(started: subprocess.Popen[bytes]) -> None:
     (child,) = renderers(started.pid)
     assert started.communicate(b"\n") == (b"", b"")
     assert started.returncode == 0

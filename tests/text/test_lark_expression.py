@@ -149,6 +149,6 @@ def test_long_grammars_are_read_in_linear_time() -> None:
     ],
     ids=range(15),
 )
-def test_what_cannot_be_written_is_named(grammar: str, why: str) -> None:
+def test_unconvertible_grammars_give_the_reason(grammar: str, why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         lark_expression(grammar)

@@ -58,7 +58,7 @@ def ready(name: str, parameters: Any, *, strict: bool | None = None, choice: str
 
 
 @pytest.mark.parametrize("case", UNENFORCEABLE)
-def test_what_cannot_be_enforced_is_named_and_only_strict_tools_are_refused(vocabulary: Vocabulary, case: str) -> None:
+def test_unenforceable_keywords_are_reported_and_only_strict_tools_fail(vocabulary: Vocabulary, case: str) -> None:
     parameters, keyword = UNENFORCEABLE[case]
     for name in FAMILIES:
         for strict in (None, False):

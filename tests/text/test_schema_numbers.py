@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 def in_a_child(sources: list[GrammarSource]) -> list[str]:
-    """What becomes of grammars, compiled and followed for some tokens in another process."""
+    """Return the outcome of grammars that another process compiles and follows for some tokens."""
     command = [sys.executable, "-c", CHILD]
     lines = "".join(json.dumps([source.kind, source.text]) + "\n" for source in sources)
     environment = {"PYTHONPATH": ":".join(path for path in [str(Path(__file__).parent), *sys.path] if path)}
@@ -192,7 +192,7 @@ def bpe() -> Vocabulary:
         ({**NUMBER, "multipleOf": 0.25, "minimum": 0}, ["0.75", "2"], ["0.3"]),
     ],
 )
-def test_numbers_mean_what_they_say(bpe: Vocabulary, schema: object, good: list[str], bad: list[str]) -> None:
+def test_numeric_bounds_are_exact(bpe: Vocabulary, schema: object, good: list[str], bad: list[str]) -> None:
     constraint = bpe.constraint("json_schema", json.dumps(schema))
     for text in good:
         assert bpe.accepts(constraint, text), text
@@ -225,7 +225,7 @@ def test_numbers_mean_what_they_say(bpe: Vocabulary, schema: object, good: list[
         ({"minItems": 2**63}, "keyword 'minItems' is not supported with 9223372036854775808: no answer is that long"),
     ],
 )
-def test_what_cannot_be_held_is_named(bpe: Vocabulary, schema: object, message: str) -> None:
+def test_unenforceable_keywords_are_named(bpe: Vocabulary, schema: object, message: str) -> None:
     with pytest.raises(GrammarError, match=f"(?s)^JSON schema conversion failed:.*{message}"):
         bpe.constraint("json_schema", json.dumps(schema))
 
@@ -237,7 +237,7 @@ def test_numbers_that_are_no_json_are_refused_or_ignored(bpe: Vocabulary) -> Non
     assert bpe.accepts(bpe.constraint("json_schema", '{"type": "integer", "default": 1e999, "x": NaN}'), "1")
 
 
-def test_references_lead_to_schemas_that_were_written_anew(bpe: Vocabulary) -> None:
+def test_references_lead_to_rewritten_schemas(bpe: Vocabulary) -> None:
     """Wherever in the document they are."""
     far = {**INT, "minimum": 0, "exclusiveMinimum": True, "maximum": 10**30}
     for path, document in itertools.chain(

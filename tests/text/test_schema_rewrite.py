@@ -76,7 +76,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("schema", EXACT, ids=range(len(EXACT)))
-def test_what_is_written_instead_is_exact(vocabulary: Vocabulary, schema: Any) -> None:
+def test_rewritten_keywords_are_exact(vocabulary: Vocabulary, schema: Any) -> None:
     constraint = vocabulary.constraint("json_schema", json.dumps(schema))
     legacy = {"dependencies", "$recursiveRef"} & set(json.dumps(schema).split('"'))
     check = (jsonschema_rs.Draft201909Validator if legacy else jsonschema_rs.Draft202012Validator)(_modern(schema))
@@ -115,7 +115,7 @@ OVERLAPPING: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", OVERLAPPING, ids=range(len(OVERLAPPING)))
-def test_alternatives_that_overlap_are_refused_or_kept_apart(vocabulary: Vocabulary, schema: Any) -> None:
+def test_overlapping_alternatives_are_rejected_or_separated(vocabulary: Vocabulary, schema: Any) -> None:
     try:
         constraint = vocabulary.constraint("json_schema", json.dumps(schema))
     except GrammarError as error:
@@ -141,7 +141,7 @@ APART: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", APART, ids=range(len(APART)))
-def test_alternatives_that_are_apart_are_accepted(vocabulary: Vocabulary, schema: Any) -> None:
+def test_disjoint_alternatives_are_accepted(vocabulary: Vocabulary, schema: Any) -> None:
     constraint = vocabulary.constraint("json_schema", json.dumps(schema))
     check = jsonschema_rs.Draft202012Validator(schema)
     accepted = [one for one in instances() if vocabulary.accepts(constraint, json.dumps(one))]

@@ -79,7 +79,7 @@ def test_ignore_merges_takes_a_known_word_whole() -> None:
     assert spelled(bpe(("abc", NORMAL), merges=merges, pre="llama-bpe", bos_token_id=0), "abc") == ["abc"]
 
 
-def test_what_a_rule_says_beside_its_words() -> None:
+def test_vocabulary_options_of_pre_tokenizers() -> None:
     ends = bpe(add_eos_token=True)
     assert ends.encode("hello", add_special=True) == [*ends.encode("hello"), ends.eos]
     assert bpe().bos == 11 and bpe(pre="glm4").bos is None and bpe(pre="glm4", bos_token_id=3).bos == 3

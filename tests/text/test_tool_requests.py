@@ -1,4 +1,4 @@
-"""Tools as nobody should send them: a clear error or a prompt and a grammar, whatever the family."""
+"""Malformed tools: a clear error, or a prompt and a grammar, in every family of templates."""
 
 from __future__ import annotations
 

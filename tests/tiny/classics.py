@@ -28,7 +28,7 @@ DEEP: dict[str, Shape] = {
     "ffn_up.weight": (SMALL, SMALL),
     "ffn_down.weight": (SMALL, SMALL),
 }
-"""Of models that are told by their depth."""
+"""Tensors of models that are identified by their depth."""
 ONE_KEY = {"attn_k.weight": (N_EMBD, HEAD), "attn_v.weight": (N_EMBD, HEAD)}
 VISION: dict[str, Shape] = {
     "vis_attn_qkv.weight": (N_EMBD, 3 * N_EMBD),

@@ -83,7 +83,7 @@ INDEXER_KEYS = {"attention.indexer.head_count": 6, "attention.indexer.key_length
 """Few of the tokens: what is not chosen matters."""
 
 GLM_EMBD, GLM_HEADS, GLM_PART, GLM_EXPERTS = 32, 2, 16, 4
-"""Of GLM-4.7-Flash, which is told by its 47 layers and 154,880 tokens: all else is small."""
+"""Sizes of GLM-4.7-Flash, which is identified by its 47 layers and 154,880 tokens: all else is small."""
 GLM_KEYS = {
     **KEYS,
     "embedding_length": GLM_EMBD,

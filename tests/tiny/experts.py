@@ -36,9 +36,9 @@ SHARED_EXPERT = {
 }
 NO_EXPERTS = {name: None for name in (*EXPERTS, *SHARED_EXPERT) if name != "ffn_norm.weight"}
 DENSE = {**NO_EXPERTS, "exp_probs_b.bias": None, **GATED}
-"""What a first layer without experts has instead."""
+"""Tensors of a first layer without experts."""
 NARROW = {**KEYS, **EXPERT_KEYS, "feed_forward_length": EXPERT}
-"""Where the width of an expert is the one that other models have for their network."""
+"""Keys of models that give an expert's width under the key of a dense network's."""
 TWO_SHARED = {
     "ffn_gate_shexp.weight": (N_EMBD, 2 * EXPERT),
     "ffn_up_shexp.weight": (N_EMBD, 2 * EXPERT),

@@ -1,4 +1,4 @@
-"""What those have in common that have layer norms."""
+"""Parts shared by architectures with layer norms."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
 
 
 NEXT = {"nextn.eh_proj.weight": (2 * N_EMBD, N_EMBD), "nextn.enorm.weight": N_EMBD, "nextn.hnorm.weight": N_EMBD}
-"""What a block behind the layers has more, which predicts one token more."""
+"""Additional tensors of a block behind the layers that predicts one more token."""
 
 
 def delta(

@@ -47,7 +47,7 @@ EVERY_OTHER = {"attention.head_count_kv": [0, 2, 0, 2]}
 
 
 def without(*others: Mapping[str, Shape]) -> dict[str, Shape | None]:
-    """What a layer of another kind does not have."""
+    """Return the tensors that a layer of another kind lacks."""
     return dict.fromkeys(name for shapes in others for name in shapes if name != "attn_norm.weight")
 
 

@@ -19,7 +19,7 @@ from tiny.spec import Shape, Tiny
 PARTLY_ROTATED = {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 4}
 HEAD_NORMS = {"attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
 N_DEEP = 64
-"""Layers, heads' elements (4 of them for queries, 2 for keys) and width of models that are told by their depth."""
+"""Layers, head size (4 heads of queries, 2 of keys) and width of models that are identified by their depth."""
 SMALL_HEAD, SMALL = 16, 64
 
 

@@ -1,4 +1,4 @@
-"""What a small file of an architecture has: keys and shapes; what its weights are follows from their names."""
+"""Specification of an architecture's small file: keys and shapes; the weights' values follow from their names."""
 
 from __future__ import annotations
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from llamado.tools.builtin.edit import edited, plain
+from llamado.tools.builtin.edit import apply_edits, normalize
 from llamado.tools.errors import ToolFailed
 
 
 def test_exact() -> None:
-    assert edited("one two\nthree\n", [("three", "3"), ("one", "1")], "f") == "1 two\n3\n"
+    assert apply_edits("one two\nthree\n", [("three", "3"), ("one", "1")], "f") == "1 two\n3\n"
 
 
 def test_lines_that_nothing_touches_stay_as_they_are() -> None:
     text = "keep  \nsay “hi” \nkeep — too\t\nend"
-    assert edited(text, [('say "hi"', "said")], "f") == "keep  \nsaid\nkeep — too\t\nend"
-    assert edited(text, [('say "hi"\nkeep - too', "a\nb")], "f") == "keep  \na\nb\nend"
-    assert edited(text, [("keep - too", "x"), ("end", "y")], "f") == "keep  \nsay “hi” \nx\ny"
-    assert edited("say “a”\nkeep  \n", [('say "a"\n', "b\n")], "f") == "b\nkeep  \n"
-    assert edited("a\r\nb\r\n", [("a\nb", "c\nd")], "f") == "c\nd\n"
-    assert edited("x “q” y “r” z", [('"q"', "1"), ('"r"', "2")], "f") == "x 1 y 2 z"
+    assert apply_edits(text, [('say "hi"', "said")], "f") == "keep  \nsaid\nkeep — too\t\nend"
+    assert apply_edits(text, [('say "hi"\nkeep - too', "a\nb")], "f") == "keep  \na\nb\nend"
+    assert apply_edits(text, [("keep - too", "x"), ("end", "y")], "f") == "keep  \nsay “hi” \nx\ny"
+    assert apply_edits("say “a”\nkeep  \n", [('say "a"\n', "b\n")], "f") == "b\nkeep  \n"
+    assert apply_edits("a\r\nb\r\n", [("a\nb", "c\nd")], "f") == "c\nd\n"
+    assert apply_edits("x “q” y “r” z", [('"q"', "1"), ('"r"', "2")], "f") == "x 1 y 2 z"
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_lines_that_nothing_touches_stay_as_they_are() -> None:
 )
 def test_what_cannot_be_done(text: str, edits: list[tuple[str, str]], why: str) -> None:
     with pytest.raises(ToolFailed, match=why):
-        edited(text, edits, "f")
+        apply_edits(text, edits, "f")
 
 
 def test_plain() -> None:
-    assert plain("‘a’ “b” – c d  \t\r\ne") == "'a' \"b\" - c d\ne"
+    assert normalize("‘a’ “b” – c d  \t\r\ne") == "'a' \"b\" - c d\ne"

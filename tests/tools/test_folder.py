@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamado.tools.errors import Outside, ToolFailed, ToolsError
+from llamado.tools.errors import OutsideFolder, ToolFailed, ToolsError
 from llamado.tools.folder import Folder
 
 
@@ -37,7 +37,7 @@ def test_paths_inside(folder: Folder, path: str) -> None:
 def test_paths_outside(folder: Folder, path: str) -> None:
     where = folder.absolute(path.format(folder.path))
     for use in (folder.read, lambda path: folder.write(path, b"x")):
-        with pytest.raises(Outside):
+        with pytest.raises(OutsideFolder):
             use(where)
     assert folder.kind(where) == ""
 
@@ -58,9 +58,9 @@ def test_links_outside(folder: Folder, tmp_path: Path, target: str) -> None:
     os.symlink(text, tmp_path / "in" / "link")
     os.symlink(os.path.dirname(text), tmp_path / "in" / "folder")
     for path in ("link", "folder/secret", "folder/passwd"):
-        with pytest.raises((Outside, FileNotFoundError)):
+        with pytest.raises((OutsideFolder, FileNotFoundError)):
             read(folder, path)
-        with pytest.raises((Outside, FileNotFoundError)):
+        with pytest.raises((OutsideFolder, FileNotFoundError)):
             folder.write(folder.absolute(path), b"overwritten")
     assert (tmp_path / "out" / "secret").read_text() == "secret"
     assert folder.kind(folder.absolute("link")) == ""
@@ -124,7 +124,7 @@ def test_long_paths_take_one_descriptor_and_make_no_folders(
 
 def test_a_link_without_a_target_is_not_written_through(folder: Folder, tmp_path: Path) -> None:
     os.symlink(str(tmp_path / "out" / "new"), tmp_path / "in" / "dangling")
-    with pytest.raises(Outside):
+    with pytest.raises(OutsideFolder):
         folder.write(folder.absolute("dangling"), b"x")
     assert not (tmp_path / "out" / "new").exists()
 
@@ -171,7 +171,7 @@ def test_a_folder_that_becomes_a_link_while_it_is_opened(folder: Folder, tmp_pat
                 seen.add(read(folder, "swapped/secret"))
                 with os.fdopen(folder.open(folder.absolute("swapped/secret"), os.O_WRONLY), "wb") as file:
                     file.write(b"inside")
-            except (OSError, Outside):
+            except (OSError, OutsideFolder):
                 seen.add("")
     finally:
         done.set()

@@ -80,7 +80,7 @@ def test_tools_are_listed_and_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test() -> None:
         async with toolbox(("read_file",), a=stand_in(), b=stand_in()) as (box, use):
-            tools = [tool.described() for tool in await box.tools()]
+            tools = [tool.entry() for tool in await box.tools()]
             assert [tool["type"] for tool in tools] == ["server"] + ["mcp"] * 24
             assert tools[1] == {
                 "tool": "a_echo",
@@ -193,7 +193,7 @@ def test_a_line_has_an_end() -> None:
         assert flood.stdout is not None
         lines = stdio._lines(flood.stdout)
         assert await anext(lines) == b"one"
-        with pytest.raises(bounds.Flooded):
+        with pytest.raises(bounds.MessageTooLarge):
             await asyncio.wait_for(anext(lines), GUARD)
         flood.kill()
         flood.wait()
@@ -237,7 +237,7 @@ def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pyte
             assert {tool.name.split("_")[0] for tool in await box.tools()} == {"a"}
             # Those that failed are not waited for again.
             assert len(await asyncio.wait_for(box.tools(), GUARD)) == 12
-            assert "MCP server none is gone: /no/such/command: No such file or directory" in caplog.messages
+            assert "MCP server none: session ended: /no/such/command: No such file or directory" in caplog.messages
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
 
     run(test)
@@ -312,7 +312,7 @@ def test_the_parts_of_a_message_are_bounded() -> None:
     for _ in range(3):
         size.add(b"[{}" * (bounds.MOST_CONTAINERS // 2))
         size.end()
-    with pytest.raises(bounds.Flooded, match="more than 20000 objects"):
+    with pytest.raises(bounds.MessageTooLarge, match="more than 20000 objects"):
         size.add(b"{" * (bounds.MOST_CONTAINERS + 1))
 
 
@@ -381,14 +381,14 @@ def test_configurations(caplog: pytest.LogCaptureFixture) -> None:
     web = McpServerConfig(name="web", url="https://example.com/mcp", headers={"Authorization": "Bearer x"})
     assert read_servers(text, "f") == [files, web]
     (said,) = [record.message for record in caplog.records]
-    assert said == "f: server nothing: it has neither a command nor a url, and is left out"
+    assert said == "f: server nothing: ignored, it has neither a command nor a url"
     assert read_servers("{}", "f") == []
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "f: no JSON"),
+        ("{", "f: invalid JSON"),
         ("[]", "f: expected"),
         ('{"mcpServers": []}', "f: expected"),
         ('{"mcpServers": {"a": 3}}', "f: server a: expected an object"),

@@ -11,7 +11,7 @@ import pytest
 from llamado.tools.folder import Folder
 from llamado.tools.globs import Glob
 from llamado.tools.ignore import MAX_SIZE, IgnoreRules
-from llamado.tools.listing import Listing, list_folder
+from llamado.tools.listing import FolderListing, list_folder
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ from llamado.tools.listing import Listing, list_folder
 )
 def test_patterns(pattern: str, fits: list[str], fits_not: list[str]) -> None:
     glob = Glob(pattern)
-    assert [path for path in fits if not glob.fits(path)] == []
-    assert [path for path in fits_not if glob.fits(path)] == []
+    assert [path for path in fits if not glob.matches(path)] == []
+    assert [path for path in fits_not if glob.matches(path)] == []
 
 
-def paths(listing: Listing) -> list[str]:
+def paths(listing: FolderListing) -> list[str]:
     return [entry.path + "/" * entry.is_dir for entry in listing.entries]
 
 

@@ -15,12 +15,12 @@ from waiting import GUARD, until
 
 from llamado.flags import FLAGS
 from llamado.tools import commands as module
-from llamado.tools.commands import Commands
+from llamado.tools.commands import CommandRunner
 
 
 @pytest.fixture
-def commands() -> Iterator[Commands]:
-    found = Commands()
+def commands() -> Iterator[CommandRunner]:
+    found = CommandRunner()
     yield found
     found.close()
 
@@ -38,24 +38,27 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_output_and_exit_code(commands: Commands) -> None:
+def test_output_and_exit_code(commands: CommandRunner) -> None:
     ran = commands.run(["sh", "-c", "echo out; echo err >&2; exit 3"], limit=100, seconds=GUARD)
     assert (ran.output, ran.code, ran.ok) == (b"out\nerr\n", 3, False)
     assert (
-        commands.run(["sh", "-c", "echo err >&2; echo out"], limit=100, seconds=GUARD, merged=False).output == b"out\n"
+        commands.run(["sh", "-c", "echo err >&2; echo out"], limit=100, seconds=GUARD, merge_stderr=False).output
+        == b"out\n"
     )
-    assert commands.run(["cat"], limit=100, seconds=GUARD, given=b"given").output == b"given"
+    assert commands.run(["cat"], limit=100, seconds=GUARD, input_bytes=b"given").output == b"given"
     assert commands.run(["sh", "-c", "kill -9 $$"], limit=9, seconds=GUARD).code == 1
     assert commands.run(["sh", "-c", "exit 130"], limit=9, seconds=GUARD).code == 130
     assert commands.run(["/no/such/command"], limit=9, seconds=GUARD).code == -1
 
 
-def test_output_is_cut(commands: Commands) -> None:
+def test_output_is_cut(commands: CommandRunner) -> None:
     ran = commands.run(["sh", "-c", "seq 1 100000"], limit=6, seconds=GUARD)
     assert (ran.text, ran.code) == ("1\n2\n3\n\n[output truncated]", 0)
 
 
-def test_a_flood_ends_with_its_time_and_takes_no_memory(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_ends_with_its_time_and_takes_no_memory(
+    commands: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     ran = commands.run(["yes"], limit=1000, seconds=1)
@@ -64,18 +67,18 @@ def test_a_flood_ends_with_its_time_and_takes_no_memory(commands: Commands, monk
 
 
 @pytest.mark.parametrize("script", ["sleep 600 & echo $!", "sleep 600 & echo $!; sleep 600"])
-def test_what_it_started_ends_with_it(commands: Commands, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def test_what_it_started_ends_with_it(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Also what left the group and its session, and also when the time is over: as soon as there is output."""
     pieces: list[str] = []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len("".join(pieces))))
-    ran = commands.run(["sh", "-c", script], limit=100, seconds=1, said=pieces.append)
+    ran = commands.run(["sh", "-c", script], limit=100, seconds=1, on_output=pieces.append)
     assert ran.timed_out or not script.endswith("600")
     assert gone(int(ran.output))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
 @pytest.mark.parametrize("ending", ["exit 3", "sleep 600"])
-def test_a_daemon_ends_with_its_command(commands: Commands, tmp_path: Path, ending: str) -> None:
+def test_a_daemon_ends_with_its_command(commands: CommandRunner, tmp_path: Path, ending: str) -> None:
     """Also one that left the session, lost its parent, and kept nothing of the environment."""
     script = f"mkfifo said; (env -i setsid sh -c 'echo $$; echo > said; exec sleep 600' &); read line < said; {ending}"
     pieces: list[str] = []
@@ -84,31 +87,31 @@ def test_a_daemon_ends_with_its_command(commands: Commands, tmp_path: Path, endi
         return ending == "sleep 600" and bool(pieces)
 
     ran = commands.run(
-        ["sh", "-c", script], limit=100, seconds=GUARD, cwd=str(tmp_path), said=pieces.append, stopped=stopped
+        ["sh", "-c", script], limit=100, seconds=GUARD, cwd=str(tmp_path), on_output=pieces.append, is_stopped=stopped
     )
     assert gone(int(ran.output))
     assert ran.code == (3 if ending == "exit 3" else 1)
 
 
-def test_a_missing_program_is_said(commands: Commands, tmp_path: Path) -> None:
+def test_a_missing_program_is_said(commands: CommandRunner, tmp_path: Path) -> None:
     ran = commands.run(["no-such-program"], limit=9, seconds=GUARD)
     assert (ran.output, ran.code) == (b"failed to spawn process", -1)
 
 
-def test_it_ends_when_nobody_waits(commands: Commands) -> None:
+def test_it_ends_when_nobody_waits(commands: CommandRunner) -> None:
     looks = itertools.count()
-    ran = commands.run(["sleep", "600"], limit=100, seconds=2 * GUARD, stopped=lambda: next(looks) > 1)
+    ran = commands.run(["sleep", "600"], limit=100, seconds=2 * GUARD, is_stopped=lambda: next(looks) > 1)
     assert not ran.timed_out and ran.code == 1
 
 
-def test_output_comes_in_whole_characters(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_comes_in_whole_characters(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PIECE", 1)
     pieces: list[str] = []
-    commands.run(["printf", r"a\303\251"], limit=100, seconds=GUARD, said=pieces.append)
+    commands.run(["printf", r"a\303\251"], limit=100, seconds=GUARD, on_output=pieces.append)
     assert pieces == ["a", "é"]
 
 
-def test_keys_are_not_passed_on(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_not_passed_on(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     for flag in FLAGS:
         for name in flag.env if flag.secret else ():
             monkeypatch.setenv(name, "sesame")
@@ -121,8 +124,8 @@ def test_keys_are_not_passed_on(commands: Commands, monkeypatch: pytest.MonkeyPa
 def test_commands_end_when_the_server_is_killed(tmp_path: Path) -> None:
     program = """
 import sys
-from llamado.tools.commands import Commands
-Commands().run(["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 600"], limit=10, seconds=500)
+from llamado.tools.commands import CommandRunner
+CommandRunner().run(["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 600"], limit=10, seconds=500)
 """
     note = tmp_path / "pid"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llamado.tools.errors import BadCall, ToolsError
-from llamado.tools.runtime import wrapping
+from llamado.tools.errors import InvalidCall, ToolsError
+from llamado.tools.runtime import command_wrapper
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call
 from llamado.tools.toolbox import Toolbox
@@ -109,7 +109,7 @@ def test_who_may_choose(place: Path) -> None:
             await use("get_info", "foo:bar")
 
     async def nowhere(use: Any) -> None:
-        with pytest.raises(BadCall, match="exec_shell_command"):
+        with pytest.raises(InvalidCall, match="exec_shell_command"):
             await use("read_file", "ssh:host", path="/etc/passwd")
 
     using(place, everywhere)
@@ -123,7 +123,7 @@ def test_who_may_choose(place: Path) -> None:
 )  # fmt: skip
 def test_names_that_are_none(spec: str) -> None:
     with pytest.raises(ToolsError):
-        wrapping(spec)
+        command_wrapper(spec)
 
 
 def test_an_image_that_is_none(place: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_a_container_could_not_be_made_for_is_said(place: Path, monkeypatch
     program.write_text("#!/bin/sh\necho >&2\necho 'no daemon is there' >&2\necho more >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
-    with pytest.raises(ToolsError, match=r"docker run there: no container came of it: no daemon is there$"):
+    with pytest.raises(ToolsError, match=r"docker run there: the container did not start: no daemon is there$"):
         Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime="docker:there"))
 
 

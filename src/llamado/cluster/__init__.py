@@ -1,1 +1,1 @@
-"""Many processes and machines: what a cluster is made of, how it stands, and what it lacks."""
+"""Clusters of processes and machines: configuration, supervision, deployment files and diagnosis."""

@@ -1,4 +1,4 @@
-"""Readiness of a worker: one HELLO, which a frozen process with an open port does not answer."""
+"""Readiness check of a worker by HELLO. An open port is not enough: a frozen process also accepts connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llamado.rpc.wire import (
 
 
 def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None = None) -> State:
-    """Return the state of a worker, by TLS if `tls` is given: ready if it answers HELLO."""
+    """Return the state of a worker: ready if it answers HELLO within `timeout` seconds. With `tls`, connect by TLS."""
     deadline = time.monotonic() + timeout
     accepted = False
     try:
@@ -37,7 +37,7 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
                     connection.settimeout(max(0.001, deadline - time.monotonic()))
                     data = connection.recv(256)
                     if not data:
-                        return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
+                        return State(Phase.UNHEALTHY, "closes the connection instead of greeting: no ggml RPC worker?")
                     reader.feed(data)
                 if isinstance(found[1], HelloResponse) and found[1].ours:
                     # A client that disconnects right after HELLO looks like one of ggml's that needs another version.
@@ -48,7 +48,7 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
             return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")
         return State(
             Phase.CONNECTING,
-            f"accepts connections, and does not greet within {timeout:.2g} s (ggml's worker serves one client at a "
+            f"accepts connections, but does not greet within {timeout:.2g} s (ggml's worker serves one client at a "
             "time: is another one connected?)",
         )
     except WireError as error:

@@ -1,4 +1,4 @@
-"""What a cluster is made of: each process, how it is started, and what must be ready before it."""
+"""Services of a cluster: each process with its command, environment and dependencies."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from llamado.installation import own_command
 from llamado.processes.secret_values import secret
 
 ADMIN_KEY = "LLAMADO_ADMIN_KEY"
-"""Variable of the key with which replicas of the gateway are drained."""
+"""Variable of the gateway's admin key, required to drain replicas."""
 CLUSTER_TOKEN = "LLAMADO_CLUSTER_TOKEN"
-"""Variable of the token with which workers of a server join it and are drained."""
+"""Variable of the token that authorizes workers to join a server and to be drained."""
 
 
 class ProgramMissing(LlamadoError):
-    """A program of llama.cpp's is not in PATH."""
+    """A llama.cpp program is not in PATH."""
 
 
 class ServiceRole(enum.StrEnum):
-    """What a service does, in the order in which services start."""
+    """Role of a service. The order is the order of starting."""
 
     WORKER = "worker"
     TAP = "tap"
@@ -42,29 +42,27 @@ class ServiceRole(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Addresses:
-    """Words of a command that are known when it starts: a flag with the addresses of services, wherever they are then;
-    none while none of them is ready.
-    """
+class AddressFlag:
+    """A flag with the addresses of other services, filled in when the command starts."""
 
     flag: str
     services: tuple[str, ...]
     before: str = ""
     after: str = ""
-    """What stands before and after each address."""
+    """Text before and after each address."""
 
-    def of(self, address: str) -> str:
-        """How the flag names who is at an address."""
+    def value(self, address: str) -> str:
+        """Return the flag's value for one address."""
         return f"{self.before}{address}{self.after}"
 
-    def words(self, found: Sequence[str]) -> list[str]:
-        """The flag for the addresses of those that are ready."""
-        return [self.flag, ",".join(map(self.of, found))] if found else []
+    def arguments(self, addresses: Sequence[str]) -> list[str]:
+        """Return the flag with the addresses of the services that are ready; [] if none is."""
+        return [self.flag, ",".join(map(self.value, addresses))] if addresses else []
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What Ray reserves on one node for a process. `memory`: bytes, 0 for none; `node`: its address or id."""
+    """Resources that Ray reserves on one node for a process. `memory`: bytes, 0 for none; `node`: address or id."""
 
     cpus: int
     memory: int = 0
@@ -73,72 +71,75 @@ class Reservation:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One process of a cluster; without a command one on another machine."""
+    """One process of a cluster. A service without a command runs on another machine."""
 
     name: str
     role: ServiceRole
     host: str
-    """Where it is reached from this machine."""
+    """Address at which this machine reaches it."""
     port: int
-    command: tuple[str | Addresses, ...] = ()
-    """Its command; on Ray what comes behind `llamado`, without an address, which its node decides."""
-    reserves: Reservation | None = None
-    """What Ray reserves for it; None: it is a process of this machine."""
+    command: tuple[str | AddressFlag, ...] = ()
+    """Its command line. On Ray: the arguments of `llamado` without an address, which the node adds."""
+    reservation: Reservation | None = None
+    """Resources reserved by Ray; None: a process of this machine."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables besides those of this process."""
+    """Variables in addition to those of this process."""
     needs: tuple[str, ...] = ()
     """Services that must be ready before it starts."""
-    follows: bool = False
-    """Whether it is of no use once one that it needs has ended, so that it has to be started again."""
+    restarts_with_needs: bool = False
+    """It must restart after a service that it needs has ended."""
     prefix: str = ""
-    """Before all paths of a server."""
+    """Prefix of all paths of a server."""
     certificate: str | None = None
-    """PEM file of the certificate that a server shows; None: it is asked in the plain."""
-    goes_without: bool = False
-    """Whether it needs the others only the first time: later it starts with those that are there."""
+    """PEM file with the server's certificate; None: plain HTTP."""
+    needs_once: bool = False
+    """It needs the others for its first start only; a restart uses those that are ready."""
 
     @property
     def address(self) -> str:
-        """`host:port`; "" while none is known."""
+        """`host:port`; "" if it has none yet."""
         if not self.port:
             return ""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where a server is asked."""
+        """Base URL of a server or gateway."""
         return f"{'https' if self.certificate else 'http'}://{self.address}{self.prefix}"
 
-    def trust(self) -> ssl.SSLContext | bool:
-        """What its certificate is checked by: it must be the one in its file, whatever name and signature it has.
+    def tls_verification(self) -> ssl.SSLContext | bool:
+        """Return the TLS verification for requests to it: the certificate must equal the one in its file.
 
-        Raises ClusterFileError.
+        Its name and signature do not matter. True (httpx's default) without a certificate. Raises ClusterFileError.
         """
         if self.certificate is None:
             return True
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # it is for the name by which others reach this machine
+        context.check_hostname = False  # the certificate has the name that other machines use
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             context.load_verify_locations(self.certificate)
         except OSError as error:  # ssl.SSLError is one
             reason = error.strerror or error
-            raise ClusterFileError(f"ssl-cert-file: {self.certificate}: no certificate in PEM: {reason}") from None
+            raise ClusterFileError(f"ssl-cert-file: {self.certificate}: not a PEM certificate: {reason}") from None
         return context
 
-    def without(self, address: str, names: Sequence[str]) -> Service:
-        """This server as it is started once its worker at `address` is gone; `names`: the services that were there."""
+    def without_worker(self, address: str, names: Sequence[str]) -> Service:
+        """Return this server without its worker at `address`. `names`: the worker's services, that is, it and its tap.
+
+        The worker's share of `--tensor-split` is removed too.
+        """
         command = list(self.command)
-        at = next(i for i, word in enumerate(command) if word == "--rpc" or isinstance(word, Addresses))
+        at = next(i for i, word in enumerate(command) if word == "--rpc" or isinstance(word, AddressFlag))
         found = command[at]
-        if isinstance(found, Addresses):
+        if isinstance(found, AddressFlag):
             workers = [*found.services]
             place = next(i for i, name in enumerate(workers) if name in names)
         else:
             workers = str(command[at + 1]).split(",")
             place = workers.index(address)
         left = [*workers[:place], *workers[place + 1 :]]
-        if isinstance(found, Addresses):
+        if isinstance(found, AddressFlag):
             command[at : at + 1] = [replace(found, services=tuple(left))] if left else []
         else:
             command[at : at + 2] = ["--rpc", ",".join(left)] if left else []
@@ -147,13 +148,13 @@ class Service:
             shares = re.split("[,/]+", str(command[at]))
             if not left:
                 del command[at - 1 : at + 1]
-            elif len(shares) == len(workers) + 1:  # or else auto, or memory
+            elif len(shares) == len(workers) + 1:  # otherwise auto or memory
                 command[at] = ",".join([*shares[:place], *shares[place + 1 :]])
         return replace(self, command=tuple(command), needs=tuple(name for name in self.needs if name not in names))
 
 
 class Ports:
-    """Ports that nobody listens on, each given out once while it is open."""
+    """Free ports of this machine. A reserved port stays taken until this is closed."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -165,14 +166,14 @@ class Ports:
         for held in self._held:
             held.close()
 
-    def free(self, host: str, port: int = 0) -> int:
-        """`port`, or any if that is 0. Raises ClusterFileError."""
+    def reserve(self, host: str, port: int = 0) -> int:
+        """Reserve and return `port`, or any free port if it is 0. Raises ClusterFileError."""
         held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._held.append(held)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             held.bind((host, port))
-            held.listen(1)  # without it another socket with SO_REUSEADDR may have it as well
+            held.listen(1)  # otherwise another socket with SO_REUSEADDR can bind it as well
         except OSError as error:
             raise ClusterFileError(
                 f"{host}:{port}: {error.strerror or error}; choose another port (0: any free one)"
@@ -181,42 +182,42 @@ class Ports:
         return found
 
 
-def services_of(config: ClusterConfig, model: Path) -> list[Service]:
-    """What a cluster is made of, in the order of starting. `model`: its file.
+def local_services(config: ClusterConfig, model: Path) -> list[Service]:
+    """Return the services of a cluster on this machine, in the order of starting. `model`: the model's file.
 
-    Raises ClusterFileError, FlagError for flags of the server, ProgramMissing.
+    Raises ClusterFileError, FlagError for flags of the server, and ProgramMissing.
     """
     with Ports() as ports:
-        return _services_of(config, model, ports)
+        return _local_services(config, model, ports)
 
 
-def _services_of(config: ClusterConfig, model: Path, ports: Ports) -> list[Service]:
-    programs = _Programs.of(config.engine)
-    given = server_arguments(config.server, ours=config.engine == "llamado")
+def _local_services(config: ClusterConfig, model: Path, ports: Ports) -> list[Service]:
+    programs = _Programs.find(config.engine)
+    given = server_arguments(config.server, is_llamado=config.engine == "llamado")
     options, secrets_given = split_secrets(given, "serve")
     if "alias" not in config.server:
-        options = ["--alias", alias_of(config.model), *options]
-    host, port = config.host, ports.free(config.host, config.port)
-    own = sum(worker.here for worker in config.worker_list) + 1
-    threads = max(1, cores() // (own * config.replicas))
-    if "threads" not in config.server and own * config.replicas > 1:
+        options = ["--alias", model_alias(config.model), *options]
+    host, port = config.host, ports.reserve(config.host, config.port)
+    n_local = sum(worker.is_local for worker in config.worker_list) + 1
+    threads = max(1, cores() // (n_local * config.replicas))
+    if "threads" not in config.server and n_local * config.replicas > 1:
         options = ["--threads", str(threads), *options]
     services: list[Service] = []
     for number in range(1, config.replicas + 1):
         tag = f"{number}." if config.replicas > 1 else ""
         endpoints, workers = _workers_of(config, tag, programs, threads, ports)
-        where = ("127.0.0.1", ports.free("127.0.0.1")) if config.has_gateway else (host, port)
+        where = ("127.0.0.1", ports.reserve("127.0.0.1")) if config.has_gateway else (host, port)
         arguments = ["-m", str(model), "--host", where[0], "--port", str(where[1])]
         if endpoints:
             arguments += ["--rpc", ",".join(service.address for service in endpoints)]
-            alike = all(w.here and not (w.threads or w.mem or w.device) for w in config.worker_list)
+            alike = all(w.is_local and not (w.threads or w.mem or w.device) for w in config.worker_list)
             if alike and "tensor-split" not in config.server:
-                # What nodes on one machine can show is what a division costs: each gets as much as the others.
+                # Nodes on one machine show the cost of a split, so all get equal shares.
                 arguments += ["--tensor-split", ",".join("1" * (len(endpoints) + 1))]
         server = Service(
             name=f"server{number}" if tag else "server",
             role=ServiceRole.SERVER,
-            host=reached(where[0]),
+            host=reachable_host(where[0]),
             port=where[1],
             command=(*programs.server, *arguments, *options),
             environment={
@@ -225,30 +226,30 @@ def _services_of(config: ClusterConfig, model: Path, ports: Ports) -> list[Servi
                 **secrets_given,
             },
             needs=tuple(service.name for service in workers),
-            follows=config.engine == "llama.cpp",
-            prefix=prefix_of(config.server),
+            restarts_with_needs=config.engine == "llama.cpp",
+            prefix=server_prefix(config.server),
             certificate=_certificate(config.server),
         )
-        server.trust()  # what is wrong with its certificate is said before anything is started
+        server.tls_verification()  # report a wrong certificate before anything starts
         services += [*workers, server]
     if config.has_gateway:
         servers = [service for service in services if service.role is ServiceRole.SERVER]
         replicas = [word for server in servers for word in ("--replica", server.url)]
-        services.append(gateway_of(config, port, [server.name for server in servers], replicas))
+        services.append(gateway_service(config, port, [server.name for server in servers], replicas))
     return sorted(services, key=lambda service: list(ServiceRole).index(service.role))
 
 
 def _workers_of(
     config: ClusterConfig, tag: str, programs: _Programs, threads: int, ports: Ports
 ) -> tuple[list[Service], list[Service]]:
-    """One server's workers as it reaches them, and all processes of theirs."""
+    """Return the services that one server connects to (workers, or taps in front of them), and all their services."""
     endpoints: list[Service] = []
     services: list[Service] = []
     for number, worker in enumerate(config.worker_list, 1):
-        if tag and not worker.here and config.engine == "llama.cpp":
+        if tag and not worker.is_local and config.engine == "llama.cpp":
             raise ClusterFileError(f"workers[{number}]: ggml-rpc-server serves one replica at a time")
-        if tag and worker.here and worker.port:
-            raise ClusterFileError(f"workers[{number}].port: each replica has a worker of its own: leave the port out")
+        if tag and worker.is_local and worker.port:
+            raise ClusterFileError(f"workers[{number}].port: each replica gets its own worker: leave the port out")
         services.append(_worker(number, f"{tag}{number}", worker, programs, threads, ports))
         if worker.link is not None:
             services.append(_tap(f"{tag}{number}", services[-1], worker.link, ports))
@@ -257,7 +258,7 @@ def _workers_of(
 
 
 def cluster_token(config: ClusterConfig) -> dict[str, str]:
-    """The token with which workers join and are drained: the user's, or one that nobody else knows."""
+    """Return the environment with the cluster token: the configured one, or a random one."""
     given = config.server.get("cluster-token") or secret(CLUSTER_TOKEN)
     return {CLUSTER_TOKEN: str(given or secrets.token_hex(16))}
 
@@ -267,15 +268,15 @@ def _certificate(options: Mapping[str, Option]) -> str | None:
     return str(found) if found else None
 
 
-def prefix_of(options: Mapping[str, Option]) -> str:
-    """What comes before all paths of a server."""
+def server_prefix(options: Mapping[str, Option]) -> str:
+    """Return the prefix of all paths of a server."""
     return str(options.get("api-prefix", "")).rstrip("/")
 
 
-def gateway_of(
-    config: ClusterConfig, port: int, servers: Sequence[str], replicas: Sequence[str | Addresses]
+def gateway_service(
+    config: ClusterConfig, port: int, servers: Sequence[str], replicas: Sequence[str | AddressFlag]
 ) -> Service:
-    """The gateway of a cluster, on this machine, before servers of these names; `replicas`: the flags that name them.
+    """Return the gateway, which runs on this machine. `servers`: their names; `replicas`: the flags with their URLs.
 
     Raises ClusterFileError and FlagError.
     """
@@ -285,67 +286,69 @@ def gateway_of(
     gateway = Service(
         name="gateway",
         role=ServiceRole.GATEWAY,
-        host=reached(config.host),
+        host=reachable_host(config.host),
         port=port,
         command=(*own_command("gateway"), *arguments, *replicas, *options),
         environment={**secrets_of("gateway"), **secrets_given, ADMIN_KEY: str(admin_key)},
         needs=tuple(servers),
-        # It has to be there for the servers that are.
-        goes_without=True,
+        # A restarted gateway must serve the replicas that are ready.
+        needs_once=True,
         certificate=_certificate(config.gateway),
     )
-    gateway.trust()
+    gateway.tls_verification()
     return gateway
 
 
 @dataclass(frozen=True)
 class _Programs:
-    """How an engine's programs are started."""
+    """Commands of an engine's programs."""
 
     server: tuple[str, ...]
     worker: tuple[str, ...]
-    own: bool
+    is_llamado: bool
 
     @classmethod
-    def of(cls, engine: str) -> _Programs:
+    def find(cls, engine: str) -> _Programs:
         if engine == "llamado":
             return cls(tuple(own_command("serve")), tuple(own_command("worker")), True)
-        return cls((_in_path("llama-server"),), (_in_path("ggml-rpc-server", "rpc-server"),), False)
+        return cls((_find_program("llama-server"),), (_find_program("ggml-rpc-server", "rpc-server"),), False)
 
 
-def _in_path(*names: str) -> str:
+def _find_program(*names: str) -> str:
     for name in names:
         for folder in os.get_exec_path():
             found = shutil.which(name, path=folder)
-            if found and Path(found).resolve().name != "llamado":  # a link that gives llamado that name
+            if found and Path(found).resolve().name != "llamado":  # not our own program under llama.cpp's name
                 return found
     raise ProgramMissing(
-        f"--engine llama.cpp: there is no {' or '.join(names)} in PATH; build llama.cpp with -DGGML_RPC=ON and add its "
-        "folder bin to PATH"
+        f"--engine llama.cpp: no {' or '.join(names)} in PATH; build llama.cpp with -DGGML_RPC=ON and add its bin "
+        "folder to PATH"
     )
 
 
 def _worker(number: int, tag: str, worker: WorkerConfig, programs: _Programs, threads: int, ports: Ports) -> Service:
     name = f"worker{tag}"
-    if not worker.here:
+    if not worker.is_local:
         return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=worker.port)
-    port = ports.free(worker.host, worker.port)
+    port = ports.reserve(worker.host, worker.port)
     command = [*programs.worker, "-H", worker.host, "-p", str(port), "-t", str(worker.threads or threads)]
     if worker.device:
         command += ["-d", worker.device]
     if worker.mem is not None:
-        if not programs.own:
-            raise ClusterFileError(f"workers[{number}].mem: ggml-rpc-server lends all memory: leave it out")
+        if not programs.is_llamado:
+            raise ClusterFileError(f"workers[{number}].mem: ggml-rpc-server always offers all memory: leave it out")
         command += ["-m", str(worker.mem)]
     if worker.models_dir is not None:
-        if not programs.own:
-            raise ClusterFileError(f"workers[{number}].models_dir: ggml-rpc-server is sent all weights: leave it out")
+        if not programs.is_llamado:
+            raise ClusterFileError(
+                f"workers[{number}].models_dir: ggml-rpc-server reads no files, weights are sent to it: leave it out"
+            )
         command += ["--models-dir", worker.models_dir]
     return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=port, command=tuple(command))
 
 
 def _tap(tag: str, worker: Service, link: LinkConfig, ports: Ports) -> Service:
-    port = ports.free("127.0.0.1")
+    port = ports.reserve("127.0.0.1")
     command = own_command("tap", "--listen-port", str(port))
     command += ["--target-host", worker.host, "--target-port", str(worker.port)]
     command += ["--latency-ms", f"{link.latency:g}", "--jitter-ms", f"{link.jitter:g}"]
@@ -363,35 +366,36 @@ def _tap(tag: str, worker: Service, link: LinkConfig, ports: Ports) -> Service:
     )
 
 
-def alias_of(model: str) -> str:
-    """How the API calls a model: by its name, or its file's."""
+def model_alias(model: str) -> str:
+    """Return the model's name in the API: the given name, or that of its file."""
     return Path(model).stem if model.endswith(".gguf") else model
 
 
-def reached(host: str) -> str:
-    """The address by which a server is asked that listens on `host`."""
+def reachable_host(host: str) -> str:
+    """Return the address for requests to a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def server_arguments(options: Mapping[str, Option], *, ours: bool) -> list[str]:
-    """The server's flags of a cluster.yaml; `ours`: it is llamado that gets them. Raises FlagError."""
-    return flag_arguments(options, "server", "serve", check=ours)
+def server_arguments(options: Mapping[str, Option], *, is_llamado: bool) -> list[str]:
+    """Return the server flags of a cluster.yaml; those for llamado are checked as well. Raises FlagError."""
+    return flag_arguments(options, "server", "serve", check=is_llamado)
 
 
 def flag_arguments(options: Mapping[str, Option], key: str, command: str = "", *, check: bool = True) -> list[str]:
-    """Flags under a key of cluster.yaml, by the table of flags of a command (the key's name, if none is given).
+    """Return the arguments for the flags under a key of cluster.yaml.
 
-    `check`: whether that command would take them. Raises FlagError.
+    `command`: the command that takes them, by default named like the key. `check`: parse them as the command would.
+    Raises FlagError.
     """
     command = command or key
-    flags = {name.removeprefix("--"): flag for flag in FLAGS if command in flag.commands for name in _long(flag)}
+    flags = {name.removeprefix("--"): flag for flag in FLAGS if command in flag.commands for name in _long_names(flag)}
     arguments: list[str] = []
     for name, value in options.items():
         flag = flags.get(name)
         if flag is None:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise FlagError(f"{key}.{name}: there is no such flag{hint} (all flags: llamado {command} --help)")
+            raise FlagError(f"{key}.{name}: unknown flag{hint} (all flags: llamado {command} --help)")
         if flag.type == "bool":
             arguments += _switch(flag, f"{key}.{name}", name, value)
             continue
@@ -405,7 +409,7 @@ def flag_arguments(options: Mapping[str, Option], key: str, command: str = "", *
     return arguments
 
 
-def _long(flag: Flag) -> Iterator[str]:
+def _long_names(flag: Flag) -> Iterator[str]:
     return (spelling for spelling in flag.names + flag.off_names if spelling.startswith("--"))
 
 

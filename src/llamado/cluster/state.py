@@ -1,4 +1,4 @@
-"""What a running cluster tells other terminals: a folder with its state and a lock, held as long as it runs."""
+"""State of running clusters for other terminals: a folder per cluster with its state and a lock held while it runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LEFTOVER_GRACE = 15.0  # seconds
 
 
 class ClusterStateError(LlamadoError):
-    """No cluster of that name, more than one, or one that runs already."""
+    """No cluster of that name, several clusters to choose from, or one of that name that runs already."""
 
 
 @dataclass
 class ServiceState:
-    """One service as it is told."""
+    """State of one service, as stored in state.json."""
 
     name: str
     role: str
@@ -39,9 +39,9 @@ class ServiceState:
     phase: str = "waiting"
     pid: int = 0
     mark: str = ""
-    """When the process started (`start_mark`)."""
+    """Start time of the process (`start_mark`)."""
     since: float = 0.0
-    """When the phase began, seconds since 1970."""
+    """Start of the phase, seconds since 1970."""
     restarts: int = 0
     message: str = ""
     log: str = ""
@@ -49,7 +49,7 @@ class ServiceState:
 
 @dataclass
 class ClusterState:
-    """A cluster as it is told."""
+    """State of a cluster, as stored in state.json."""
 
     name: str
     url: str
@@ -60,40 +60,42 @@ class ClusterState:
     services: list[ServiceState] = field(default_factory=list)
 
     def worker_at(self, address: str) -> ServiceState | None:
-        """The worker that this cluster started and that is reached at an address, by itself or behind its tap."""
+        """Return the worker at an address, directly or behind its tap, if this cluster started it."""
         found = next((one for one in self.services if one.address == address), None)
         if found is not None and found.role == "tap":
             name = "worker" + found.name.removeprefix("tap")
             found = next((one for one in self.services if one.name == name), None)
-        # One that was started elsewhere has no log here.
+        # A worker that another program started has no log here.
         return found if found is not None and found.role == "worker" and found.log else None
 
 
-def root() -> Path:
-    """The folder of all clusters' folders."""
+def clusters_folder() -> Path:
+    """Return the folder that has a folder for each cluster."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "llamado" if runtime else cache_dir() / "clusters"
 
 
 class StateFolder:
-    """One cluster's folder."""
+    """Folder of one cluster: its state, its lock, and requests to its process from other terminals."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.path = root() / name
+        self.path = clusters_folder() / name
         self._state, self._lock = self.path / "state.json", self.path / "lock"
         self._drains, self._kills, self._resumes = (self.path / name for name in ("drain", "kill", "resume"))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """This process is the cluster of this name. Raises ClusterStateError when another is."""
+    def locked(self) -> Iterator[None]:
+        """Hold the lock: this process runs the cluster. Raises ClusterStateError if another process does.
+
+        Leftovers of a killed cluster of this name are ended first.
+        """
         if sys.platform == "win32":
             raise ClusterStateError(
-                "a cluster of processes needs Linux or macOS; here, start llamado worker and llamado serve --rpc, "
-                "each by itself"
+                "llamado up needs Linux or macOS; on Windows start llamado worker and llamado serve --rpc separately"
             )
-        for asked in (self._drains, self._kills, self._resumes):
-            asked.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self._drains, self._kills, self._resumes):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._lock, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,18 +111,18 @@ class StateFolder:
 
     def _taken(self) -> ClusterStateError:
         return ClusterStateError(
-            f"a cluster named {self.name!r} runs already: llamado ps shows it, llamado down {self.name} ends it, and "
-            "--name starts another beside it"
+            f"a cluster named {self.name!r} runs already: llamado ps shows it, llamado down {self.name} ends it, "
+            "--name starts a second one"
         )
 
     def check_free(self) -> None:
-        """Raises ClusterStateError when a cluster of this name runs."""
-        if self.running():
+        """Raise ClusterStateError if a cluster of this name runs."""
+        if self.is_running():
             raise self._taken()
 
-    def running(self) -> bool:
-        """Whether a process holds it."""
-        if sys.platform == "win32":  # where `held` is refused
+    def is_running(self) -> bool:
+        """Return True if a process runs the cluster of this name."""
+        if sys.platform == "win32":  # `locked` fails there
             return False
         try:
             with open(self._lock, "rb") as lock:
@@ -132,53 +134,53 @@ class StateFolder:
         return False
 
     def write(self, state: ClusterState) -> None:
-        """Tell the state; who reads sees the old one or the new one."""
+        """Store the state atomically: readers see the old state or the new one."""
         new = self._state.with_suffix(".new")
         new.write_bytes(orjson.dumps(asdict(state)))
         new.replace(self._state)
 
     def read(self) -> ClusterState | None:
-        """The state that was told last; `phase` is GONE when the cluster was killed. None where there is none."""
+        """Return the stored state, None if there is none. `phase` is GONE if the cluster was killed."""
         try:
-            told: dict[str, Any] = orjson.loads(self._state.read_bytes())
-            told["services"] = [ServiceState(**service) for service in told["services"]]
-            state = ClusterState(**told)
+            fields: dict[str, Any] = orjson.loads(self._state.read_bytes())
+            fields["services"] = [ServiceState(**service) for service in fields["services"]]
+            state = ClusterState(**fields)
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        if not (self.running() and is_same(state.pid, state.mark)):
+        if not (self.is_running() and is_same(state.pid, state.mark)):
             state.phase = GONE
         return state
 
-    def ask_drain(self, service: str) -> None:
-        """Ask the cluster's process to drain a service."""
+    def request_drain(self, service: str) -> None:
+        """Request the drain of a service from the cluster's process, which reads requests on SIGUSR1."""
         (self._drains / service).touch()
 
-    def drains(self) -> Iterator[str]:
-        """The services that others asked to drain; each is asked for until the next one is taken."""
+    def take_drains(self) -> Iterator[str]:
+        """Yield the services to drain. A request is pending until the next one is taken."""
         yield from _taken(self._drains)
 
-    def ask_resume(self, service: str) -> None:
-        """Ask the cluster's process to start a drained server again."""
+    def request_resume(self, service: str) -> None:
+        """Request the restart of a drained server."""
         (self._resumes / service).touch()
 
-    def resumes(self) -> Iterator[str]:
-        """Yield the servers that are to be started again."""
+    def take_resumes(self) -> Iterator[str]:
+        """Yield the drained servers to restart."""
         yield from _taken(self._resumes)
 
-    def ask_kill(self, service: str) -> None:
-        """Ask the cluster's process to kill a worker that it started."""
+    def request_kill(self, service: str) -> None:
+        """Request that the cluster's process kills a worker that it started."""
         (self._kills / service).touch()
 
-    def kills(self) -> Iterator[str]:
-        """The workers that others asked to kill."""
+    def take_kills(self) -> Iterator[str]:
+        """Yield the workers to kill."""
         yield from _taken(self._kills)
 
-    def asks(self, service: str) -> bool:
-        """Return True if the cluster's process has not yet taken what was asked for a service."""
+    def is_pending(self, service: str) -> bool:
+        """Return True if the cluster's process has not yet taken a request to drain or restart a service."""
         return (self._drains / service).exists() or (self._resumes / service).exists()
 
     def _end_leftovers(self) -> None:
-        """End what a killed cluster of this name has left, if its watchdog was killed as well."""
+        """End processes of a killed cluster of this name; there are some if its watchdog was killed too."""
         state = self.read()
         left = [] if state is None else state.services
         end_processes([(service.pid, service.mark) for service in left], _LEFTOVER_GRACE)
@@ -192,7 +194,10 @@ def _taken(folder: Path) -> Iterator[str]:
 
 
 def end_processes(processes: Sequence[tuple[int, str]], grace: float) -> None:
-    """SIGTERM to the groups of processes that still are the ones that they were, SIGKILL after `grace` seconds."""
+    """Send SIGTERM to process groups, and SIGKILL after `grace` seconds.
+
+    `processes`: process ids with their start marks; a process id that was reused since is left alone.
+    """
     for sig in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         left = [pid for pid, mark in processes if is_same(pid, mark)]
@@ -206,13 +211,13 @@ def end_processes(processes: Sequence[tuple[int, str]], grace: float) -> None:
 
 
 def all_clusters() -> list[ClusterState]:
-    """The clusters that have a state, those that were killed as well."""
-    folders = sorted(root().iterdir()) if root().is_dir() else []
+    """Return all clusters that have a state, including killed ones."""
+    folders = sorted(clusters_folder().iterdir()) if clusters_folder().is_dir() else []
     return [state for path in folders if (state := StateFolder(path.name).read()) is not None]
 
 
 def own_cluster() -> ClusterState | None:
-    """The running cluster of which this process is a service."""
+    """Return the running cluster that has this process as a service, None if there is none."""
     own = os.getpid(), start_mark(os.getpid())
     return next(
         (state for state in all_clusters() if state.phase != GONE and own in ((s.pid, s.mark) for s in state.services)),
@@ -221,13 +226,13 @@ def own_cluster() -> ClusterState | None:
 
 
 def find_cluster(name: str | None) -> ClusterState:
-    """The cluster of a name, or the only one that runs. Raises ClusterStateError."""
+    """Return the running cluster of a name, or the only one that runs. Raises ClusterStateError."""
     running = [state for state in all_clusters() if state.phase != GONE]
     found = [state for state in running if name is None or state.name == name]
     if len(found) == 1:
         return found[0]
     names = ", ".join(state.name for state in running)
     if not found:
-        there = f"there are {names}" if names else "none runs on this machine for this user; llamado up starts one"
+        there = f"running: {names}" if names else "you have none running on this machine; llamado up starts one"
         raise ClusterStateError(f"no cluster{'' if name is None else f' named {name!r}'}: {there}")
-    raise ClusterStateError(f"which cluster? --cluster NAME, one of {names}")
+    raise ClusterStateError(f"several clusters are running; give --cluster NAME, one of {names}")

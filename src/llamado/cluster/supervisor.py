@@ -1,4 +1,4 @@
-"""The processes of a cluster: started in order, known to be ready, started again when they end, ended in order."""
+"""Supervision of a cluster: start services in order, check readiness, restart crashed ones, stop them in order."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import httpx
 from llamado.client.asynchronous import AsyncLlamaServerClient
 from llamado.client.health import Backoff, State
 from llamado.client.requests import failure
+from llamado.cluster.address_updates import send_address
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.greeting import greet
-from llamado.cluster.moving import tell_address
-from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Service, ServiceRole
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, AddressFlag, Service, ServiceRole
 from llamado.cluster.state import ServiceState
 from llamado.errors import LlamadoError
 from llamado.outgoing import open_async_client
@@ -35,15 +35,15 @@ log = logging.getLogger("llamado.up")
 WAITING, STARTING, READY, PAUSED, LOOPING = "waiting", "starting", "ready", "restarting", "crash loop"
 STOPPING, DRAINING, DRAINED, ENDED = "stopping", "draining", "drained", "ended"
 
-_LOG_BYTES = 32 << 20  # of a service's log, and as much again of what came before
-_LOOK = 2.0  # seconds that one look at a service may take
-_PAUSES = 0.03, 0.5  # seconds between looks, the first and the longest
-FAILED = "cannot be started again"
-_DRAIN = 3600.0  # seconds that a drained server may take for what it has begun
-_TELL_PAUSE = 1.0  # seconds between two attempts to tell a service where another one is now
-_TELL = 60.0  # seconds after which it is started again instead
+_LOG_BYTES = 32 << 20  # of a service's log; the previous log of that size is kept as well
+_CHECK_SECONDS = 2.0  # timeout of one readiness check
+_PAUSES = 0.03, 0.5  # seconds between readiness checks, the first and the longest
+RESTART_FAILED = "cannot be started again"
+_DRAIN_SECONDS = 3600.0  # for the running requests of a drained server
+_ADDRESS_PAUSE = 1.0  # seconds between two attempts to send a service the new address of another one
+_ADDRESS_SECONDS = 60.0  # after which the service is restarted instead
 _SIGNALLED = 128
-"""Exit codes from here on say that a signal ended a process."""
+"""Exit codes above this one mean that a signal ended the process: 128 + its number."""
 
 
 class StartFailed(LlamadoError):
@@ -57,32 +57,33 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number on its machine."""
+        """Process id on its machine."""
 
     def signal(self, sig: int) -> None:
-        """Send it a signal."""
+        """Send a signal."""
 
 
 class Nodes(Protocol):
-    """Machines on which services run that reserve something: which one is chosen there."""
+    """Machines for services with a reservation; the implementation (Ray) chooses one for each."""
 
     async def start(
         self,
         service: Service,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
-        said: Callable[[str], None],
-        ended: Callable[[int], None],
-        waiting: Callable[[str], None],
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int], None],
+        on_wait: Callable[[str], None],
     ) -> tuple[Service, Process]:
-        """Start a process of a service with these arguments: the service with its address now, and the process.
+        """Start a service's process with these arguments. Return the service with its new address, and the process.
 
-        `waiting` is told why there is none yet. Raises LlamadoError.
+        `on_line` gets each line of output, `on_exit` the exit code, `on_wait` the reason while there is no node yet.
+        Raises LlamadoError.
         """
 
 
-class Standing:
-    """One service and how it stands."""
+class ServiceStatus:
+    """A service with its state, its process and its log."""
 
     def __init__(self, service: Service, log_folder: Path) -> None:
         self.service = service
@@ -92,8 +93,8 @@ class Standing:
         self.process: Process | None = None
         self.exited: asyncio.Future[int] | None = None
         self.drained = False
-        self.knows: dict[str, str] = {}
-        """Addresses of other services that its process was told."""
+        self.sent_addresses: dict[str, str] = {}
+        """Addresses of other services that its process has, by their names."""
         self._log: logging.handlers.RotatingFileHandler | None = None
         if service.command:
             path = log_folder / f"{service.name}.log"
@@ -103,25 +104,25 @@ class Standing:
 
     @property
     def running(self) -> bool:
-        """Whether it has a process."""
+        """True if it has a process."""
         return self.exited is not None and not self.exited.done()
 
-    def said(self, line: str) -> None:
-        """A line of its process; called in a thread."""
+    def add_line(self, line: str) -> None:
+        """Add a line of its process to the log. Called from another thread."""
         self.last_line = line
         if self._log is not None:
             self._log.handle(logging.LogRecord(self.service.name, logging.INFO, "", 0, line, None, None))
 
     def close(self) -> None:
-        """Nothing more is logged."""
+        """Close the log."""
         if self._log is not None:
             self._log.close()
 
 
 class Supervisor:
-    """Keeps services running, from `run` until `stop`; all but `run` are called in its event loop.
+    """Keeps services running from `run` until `stop`. Call all other methods in the event loop of `run`.
 
-    `changed` is called after each change of how a service stands.
+    `changed` is called after each change of a service's state.
     """
 
     def __init__(
@@ -130,11 +131,11 @@ class Supervisor:
         restart: RestartConfig,
         stop_timeout: float,
         log_folder: Path,
-        changed: Callable[[Standing], None],
+        changed: Callable[[ServiceStatus], None],
         nodes: Nodes | None = None,
     ) -> None:
         self._nodes = nodes
-        self.standings = {service.name: Standing(service, log_folder) for service in services}
+        self.statuses = {service.name: ServiceStatus(service, log_folder) for service in services}
         self._restart = restart
         self._stop_timeout = stop_timeout
         self._changed = changed
@@ -145,179 +146,189 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether all are ready, but for those that are drained."""
-        return all(one.ready.is_set() or one.drained or one.state.phase == DRAINING for one in self.standings.values())
+        """True if all services are ready, except drained ones."""
+        return all(
+            status.ready.is_set() or status.drained or status.state.phase == DRAINING
+            for status in self.statuses.values()
+        )
 
     async def run(self) -> None:
-        """Start all, keep them running, end all in the opposite order. Raises StartFailed."""
-        keepers = {asyncio.create_task(self._keep(one)) for one in self.standings.values()}
+        """Start all services, keep them running, and end them in the opposite order. Raises StartFailed."""
+        supervisors = {asyncio.create_task(self._supervise(status)) for status in self.statuses.values()}
         stop = asyncio.create_task(self._stop.wait())
-        waiting: set[asyncio.Task[Any]] = {*keepers, stop}
+        waiting: set[asyncio.Task[Any]] = {*supervisors, stop}
         try:
             while not stop.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stop}:
                     task.result()
         finally:
-            for task in (*keepers, *self._tasks, stop):
+            for task in (*supervisors, *self._tasks, stop):
                 task.cancel()
             for role in reversed(ServiceRole):
-                await asyncio.gather(*(self._end(one) for one in self.standings.values() if one.service.role is role))
+                await asyncio.gather(
+                    *(self._end(status) for status in self.statuses.values() if status.service.role is role)
+                )
             self._guard.end()
-            for one in self.standings.values():
-                one.close()
+            for status in self.statuses.values():
+                status.close()
 
     def stop(self) -> None:
-        """End all in order; the second time at once."""
+        """End all services in order. A second call ends them at once."""
         if self._stop.is_set():
             self._at_once.set()
         self._stop.set()
 
     def drain(self, name: str) -> None:
-        """End a service after what it is doing, and leave it so. One that is not there is left out.
+        """End a service after its running work, and do not restart it. An unknown service is ignored.
 
-        A worker and the tap before it go together, once their layers are elsewhere; where that cannot be they stay, and
-        their message says why.
+        A worker and its tap end together after the server has moved their layers. If it cannot, they stay, with the
+        reason in their message.
         """
-        one = self.standings.get(name)
-        if one is None or one.drained or one.state.phase == DRAINING:
+        status = self.statuses.get(name)
+        if status is None or status.drained or status.state.phase == DRAINING:
             return
-        self._set(one, DRAINING, "finishes what it is doing")
-        if one.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
-            self._task(self._drain_worker(one))
+        self._set_phase(status, DRAINING, "finishing its running requests")
+        if status.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
+            self._start_task(self._drain_worker(status))
         else:
-            one.drained = True
-            self._task(self._drain(one))
+            status.drained = True
+            self._start_task(self._drain(status))
 
     def resume(self, name: str) -> None:
-        """Start a drained server again and give it back to the gateway. One that is not drained is left as it is."""
-        one = self.standings.get(name)
-        if one is None or one.service.role is not ServiceRole.SERVER or not one.drained:
+        """Restart a drained server and add it to the gateway again. A server that is not drained is left alone."""
+        status = self.statuses.get(name)
+        if status is None or status.service.role is not ServiceRole.SERVER or not status.drained:
             return
-        if one.state.phase == DRAINED:
-            self._set(one, WAITING, "")
-        self._task(self._resume(one))
+        if status.state.phase == DRAINED:
+            self._set_phase(status, WAITING, "")
+        self._start_task(self._resume(status))
 
     def kill(self, name: str) -> None:
-        """Kill a worker that was started here, as if its machine lost its power; it is started again."""
-        one = self.standings.get(name)
-        if one is not None and one.service.role is ServiceRole.WORKER and one.process is not None and one.running:
-            one.process.signal(signal.SIGKILL)
+        """Kill a worker that was started here, which simulates a power failure; it is restarted."""
+        status = self.statuses.get(name)
+        if (
+            status is not None
+            and status.service.role is ServiceRole.WORKER
+            and status.process is not None
+            and status.running
+        ):
+            status.process.signal(signal.SIGKILL)
 
-    async def _drain_worker(self, one: Standing) -> None:
-        worker = self.standings[one.service.needs[0]] if one.service.role is ServiceRole.TAP else one
-        around = [other for other in self.standings.values() if worker.service.name in other.service.needs]
+    async def _drain_worker(self, status: ServiceStatus) -> None:
+        worker = self.statuses[status.service.needs[0]] if status.service.role is ServiceRole.TAP else status
+        around = [other for other in self.statuses.values() if worker.service.name in other.service.needs]
         server = next(other for other in around if other.service.role is ServiceRole.SERVER)
         parts = [*(other for other in around if other.service.role is ServiceRole.TAP), worker]  # tap first
         for part in parts:
-            self._set(part, DRAINING, f"{server.service.name} moves its layers")
+            self._set_phase(part, DRAINING, f"{server.service.name} is moving its layers")
         address = parts[0].service.address
         if why := await self._move_layers(server, address):
             for part in parts:
                 if part.state.phase == DRAINING:
-                    self._set(part, READY, f"not drained: {why}")
+                    self._set_phase(part, READY, f"not drained: {why}")
             return
         if not server.drained:
-            server.service = server.service.without(address, [part.service.name for part in parts])
+            server.service = server.service.without_worker(address, [part.service.name for part in parts])
         for part in parts:
             part.drained = True
             await self._end(part)
-            self._set(part, DRAINED, "")
+            self._set_phase(part, DRAINED, "")
 
-    async def _move_layers(self, server: Standing, address: str) -> str:
-        """Have a server give to others what its worker at `address` has; why it does not, or ""."""
+    async def _move_layers(self, server: ServiceStatus, address: str) -> str:
+        """Have a server move the layers of its worker at `address` to others. Return why that failed, or ""."""
         service = server.service
         token = service.environment.get(CLUSTER_TOKEN)
         if server.drained:
             return ""
         if token is None:
-            return f"llama-server cannot do without a worker that it was started with: drain {service.name}"
+            return f"llama-server cannot release a worker that it was started with: drain {service.name}"
         if not server.ready.is_set():
-            return f"{service.name} is {server.state.phase}: it moves layers once it is ready"
+            return f"{service.name} is {server.state.phase}: it can move layers only when it is ready"
         try:
-            async with open_async_client(timeout=_DRAIN + 10, verify=service.trust()) as http:
+            async with open_async_client(timeout=_DRAIN_SECONDS + 10, verify=service.tls_verification()) as http:
                 answer = await http.post(
                     f"{service.url}/cluster/drain", json={"endpoint": address}, headers={TOKEN_HEADER: token}
                 )
         except (httpx.HTTPError, LlamadoError) as error:
-            return f"{service.name} cannot be asked to move its layers: {error or type(error).__name__}"
-        if answer.status_code in (200, 404):  # 404: it has nothing of that server's
+            return f"{service.name} did not respond to the drain request: {error or type(error).__name__}"
+        if answer.status_code in (200, 404):  # 404: it has no layers of that server
             return ""
         return str(failure(answer))
 
-    async def _drain(self, one: Standing) -> None:
-        if one.service.role is ServiceRole.SERVER and (why := await self._tell_gateway(one, drain=True)):
-            # The gateway is away, or asks for a key of its own. After SIGTERM the server finishes what it can in time.
-            log.warning("%s: not drained at the gateway: %s", one.service.name, why)
-        await self._end(one)
-        self._set(one, DRAINED, "")
+    async def _drain(self, status: ServiceStatus) -> None:
+        if status.service.role is ServiceRole.SERVER and (why := await self._set_gateway_drain(status, drain=True)):
+            # The gateway is away or has another key. After SIGTERM the server still finishes requests within its limit.
+            log.warning("%s: not drained at the gateway: %s", status.service.name, why)
+        await self._end(status)
+        self._set_phase(status, DRAINED, "")
 
-    async def _resume(self, one: Standing) -> None:
-        while one.state.phase == DRAINING:
+    async def _resume(self, status: ServiceStatus) -> None:
+        while status.state.phase == DRAINING:
             await asyncio.sleep(_PAUSES[0])
-        if not one.drained:  # asked twice
+        if not status.drained:  # requested twice
             return
-        one.drained = False
-        if why := await self._tell_gateway(one, drain=False):
-            log.warning("%s: not taken back by the gateway: %s", one.service.name, why)
+        status.drained = False
+        if why := await self._set_gateway_drain(status, drain=False):
+            log.warning("%s: not taken back by the gateway: %s", status.service.name, why)
         try:
-            await self._keep(one)
+            await self._supervise(status)
         except StartFailed as error:
-            one.drained = True
-            self._set(one, DRAINED, f"{FAILED}: {' '.join(str(error).split())}")
+            status.drained = True
+            self._set_phase(status, DRAINED, f"{RESTART_FAILED}: {' '.join(str(error).split())}")
 
-    async def _tell_gateway(self, one: Standing, *, drain: bool) -> str:
+    async def _set_gateway_drain(self, status: ServiceStatus, *, drain: bool) -> str:
         """Drain a server at the gateway and wait until it is idle, or take it back; return why that failed, or ""."""
-        gateway = next((g.service for g in self.standings.values() if g.service.role is ServiceRole.GATEWAY), None)
+        gateway = next((g.service for g in self.statuses.values() if g.service.role is ServiceRole.GATEWAY), None)
         if gateway is None:
             return ""
-        body = {"replica": one.service.address, "drain": drain, "wait": _DRAIN}
+        body = {"replica": status.service.address, "drain": drain, "wait": _DRAIN_SECONDS}
         key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
         try:
-            async with open_async_client(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
+            async with open_async_client(timeout=_DRAIN_SECONDS + 10, verify=gateway.tls_verification()) as http:
                 answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
                 answer.raise_for_status()
         except (httpx.HTTPError, LlamadoError) as error:
             return str(error) or type(error).__name__
         return ""
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _set(self, one: Standing, phase: str, message: str) -> None:
-        state = one.state
+    def _set_phase(self, status: ServiceStatus, phase: str, message: str) -> None:
+        state = status.state
         if (state.phase, state.message) == (phase, message):
             return
         if state.phase != phase:
             state.since = time.time()
         state.phase, state.message = phase, message
         if phase == READY:
-            one.ready.set()
+            status.ready.set()
         else:
-            one.ready.clear()
-        self._changed(one)
+            status.ready.clear()
+        self._changed(status)
 
-    async def _keep(self, one: Standing) -> None:
-        """One service from its first start on. Raises StartFailed."""
+    async def _supervise(self, status: ServiceStatus) -> None:
+        """Run a service and restart it until it is drained. Raises StartFailed."""
         backoff = Backoff(self._restart.first, self._restart.longest)
         was_ready, crashes = False, 0
-        while not one.drained:
-            needs = () if was_ready and one.service.goes_without else one.service.needs
-            if missing := [name for name in needs if not self.standings[name].ready.is_set()]:
-                self._set(one, WAITING, f"for {', '.join(missing)}")
-                await self.standings[missing[0]].ready.wait()
+        while not status.drained:
+            needs = () if was_ready and status.service.needs_once else status.service.needs
+            if missing := [name for name in needs if not self.statuses[name].ready.is_set()]:
+                self._set_phase(status, WAITING, f"for {', '.join(missing)}")
+                await self.statuses[missing[0]].ready.wait()
                 continue
-            self._set(one, STARTING, "")
-            if not one.service.command:
-                await self._until_ready(one)
+            self._set_phase(status, STARTING, "")
+            if not status.service.command:
+                await self._wait_until_ready(status)
                 return
-            ready_for, code = await self._life(one)
-            if one.drained:
+            ready_for, code = await self._run_process(status)
+            if status.drained:
                 return
             was_ready = was_ready or ready_for is not None
-            words = self._last_words(one)
+            lines = self._last_lines(status)
             ended = f"ended with exit code {code}" if code < _SIGNALLED else f"was ended by {_signal_name(code)}"
             if ready_for is not None and ready_for >= self._restart.settled:
                 crashes = 0
@@ -325,143 +336,153 @@ class Supervisor:
             crashes += 1
             looping = crashes >= self._restart.crashes
             if not was_ready and (code < _SIGNALLED or looping):
-                raise StartFailed(f"{one.service.name} {ended} before it was ready; {one.state.log} says:\n{words}")
+                raise StartFailed(
+                    f"{status.service.name} {ended} before it was ready; the last lines of {status.state.log}:\n{lines}"
+                )
             pause = backoff.pause()
-            one.state.restarts += 1
-            last = f": {words.splitlines()[-1]}" if words else ""
-            self._set(one, LOOPING if looping else PAUSED, f"{ended}; again in {pause:.1f} s{last}")
+            status.state.restarts += 1
+            last = f": {lines.splitlines()[-1]}" if lines else ""
+            self._set_phase(status, LOOPING if looping else PAUSED, f"{ended}; restart in {pause:.1f} s{last}")
             await asyncio.sleep(pause)
 
-    async def _life(self, one: Standing) -> tuple[float | None, int]:
-        """One process from its start to its end: for how many seconds it was ready (None: never), and its exit code."""
+    async def _run_process(self, status: ServiceStatus) -> tuple[float | None, int]:
+        """Run one process to its end. Return for how many seconds it was ready (None: never), and its exit code."""
         loop = asyncio.get_running_loop()
         exited: asyncio.Future[int] = loop.create_future()
 
-        def ended(code: int) -> None:
+        def on_exit(code: int) -> None:
             try:
                 loop.call_soon_threadsafe(exited.set_result, code)
             except RuntimeError:
                 pass  # the loop is closed
 
-        words = self._words(one)
-        if one.service.reserves is None:
+        arguments = self._arguments(status)
+        if status.service.reservation is None:
             try:
-                environment = {**child_environment(), **one.service.environment}
-                one.process = GuardedProcess(words, environment, self._guard, said=one.said, ended=ended)
+                environment = {**child_environment(), **status.service.environment}
+                status.process = GuardedProcess(
+                    arguments, environment, self._guard, said=status.add_line, ended=on_exit
+                )
             except (OSError, ValueError) as error:
-                raise StartFailed(f"{one.service.name}: cannot start {words[0]}: {error}") from None
-            one.state.mark = start_mark(one.process.pid)
+                raise StartFailed(f"{status.service.name}: cannot start {arguments[0]}: {error}") from None
+            status.state.mark = start_mark(status.process.pid)
         else:
             assert self._nodes is not None
-            placed, one.process = await self._nodes.start(
-                one.service, words, said=one.said, ended=ended, waiting=lambda why: self._set(one, STARTING, why)
+            placed, status.process = await self._nodes.start(
+                status.service,
+                arguments,
+                on_line=status.add_line,
+                on_exit=on_exit,
+                on_wait=lambda why: self._set_phase(status, STARTING, why),
             )
-            one.service = replace(one.service, host=placed.host, port=placed.port)
-            one.state.address = one.service.address
-        one.exited = exited
-        one.state.pid = one.process.pid
-        self._changed(one)
-        for other in self.standings.values():
-            if other.ready.is_set():  # also one that became ready while this one waited for a place
-                self._tell_if_new(one, other)
-        looking = asyncio.create_task(self._until_ready(one))
+            status.service = replace(status.service, host=placed.host, port=placed.port)
+            status.state.address = status.service.address
+        status.exited = exited
+        status.state.pid = status.process.pid
+        self._changed(status)
+        for other in self.statuses.values():
+            if other.ready.is_set():  # it may have become ready while this one waited for a node
+                self._send_if_changed(status, other)
+        looking = asyncio.create_task(self._wait_until_ready(status))
         try:
             code = await asyncio.shield(exited)
         finally:
             looking.cancel()
         done = looking.done() and not looking.cancelled() and looking.exception() is None
         became_ready = looking.result() if done else None
-        one.state.pid, one.state.mark = 0, ""
-        one.ready.clear()
-        for other in self.standings.values():
-            if other.service.follows and one.service.name in other.service.needs and other.running:
-                self._set(other, STOPPING, f"{one.service.name} ended")
-                self._task(self._end(other))
+        status.state.pid, status.state.mark = 0, ""
+        status.ready.clear()
+        for other in self.statuses.values():
+            if other.service.restarts_with_needs and status.service.name in other.service.needs and other.running:
+                self._set_phase(other, STOPPING, f"{status.service.name} ended")
+                self._start_task(self._end(other))
         return None if became_ready is None else loop.time() - became_ready, code
 
-    def _words(self, one: Standing) -> list[str]:
-        """The command of a service, with the addresses that others have now."""
-        words: list[str] = []
-        one.knows = {}
-        for word in one.service.command:
-            if isinstance(word, Addresses):
-                there = [self.standings[name] for name in word.services if self.standings[name].ready.is_set()]
-                one.knows |= {other.service.name: word.of(other.service.address) for other in there}
-                words += word.words([other.service.address for other in there])
+    def _arguments(self, status: ServiceStatus) -> list[str]:
+        """Return the command line of a service, with the current addresses of others."""
+        arguments: list[str] = []
+        status.sent_addresses = {}
+        for word in status.service.command:
+            if isinstance(word, AddressFlag):
+                there = [self.statuses[name] for name in word.services if self.statuses[name].ready.is_set()]
+                status.sent_addresses |= {other.service.name: word.value(other.service.address) for other in there}
+                arguments += word.arguments([other.service.address for other in there])
             else:
-                words.append(word)
-        return words
+                arguments.append(word)
+        return arguments
 
-    def _tell_others(self, one: Standing) -> None:
+    def _announce(self, status: ServiceStatus) -> None:
         """Send the address of `one` to every running service that has an older one or none."""
-        for other in self.standings.values():
+        for other in self.statuses.values():
             if other.running:
-                self._tell_if_new(other, one)
+                self._send_if_changed(other, status)
 
-    def _tell_if_new(self, other: Standing, one: Standing) -> None:
+    def _send_if_changed(self, other: ServiceStatus, status: ServiceStatus) -> None:
         """Send `other` the address of `one`, if its command names that service and its process has another address."""
-        name = one.service.name
+        name = status.service.name
         for word in other.service.command:
-            if isinstance(word, Addresses) and name in word.services:
-                now = word.of(one.service.address)
-                if other.knows.get(name) != now:
-                    self._task(self._tell(other, one, now))
+            if isinstance(word, AddressFlag) and name in word.services:
+                now = word.value(status.service.address)
+                if other.sent_addresses.get(name) != now:
+                    self._start_task(self._send_address(other, status, now))
 
-    async def _tell(self, other: Standing, one: Standing, now: str) -> None:
+    async def _send_address(self, other: ServiceStatus, status: ServiceStatus, now: str) -> None:
         loop = asyncio.get_running_loop()
-        began, name = loop.time(), one.service.name
-        process, address = other.process, one.service.address
-        while other.process is process and other.running and one.service.address == address:
-            if await tell_address(other.service, other.knows.get(name), now):
-                other.knows[name] = now
+        began, name = loop.time(), status.service.name
+        process, address = other.process, status.service.address
+        while other.process is process and other.running and status.service.address == address:
+            if await send_address(other.service, other.sent_addresses.get(name), now):
+                other.sent_addresses[name] = now
                 return
-            if loop.time() - began > _TELL:
+            if loop.time() - began > _ADDRESS_SECONDS:
                 log.warning("%s: did not take %s at its new address %s; restarting it", other.service.name, name, now)
                 await self._end(other)
                 return
-            await asyncio.sleep(_TELL_PAUSE)
+            await asyncio.sleep(_ADDRESS_PAUSE)
 
-    async def _until_ready(self, one: Standing) -> float:
-        """Look at a service until it is ready; the loop's time then."""
+    async def _wait_until_ready(self, status: ServiceStatus) -> float:
+        """Check a service until it is ready. Return the loop's time of that moment."""
         pause, longest = _PAUSES
-        verify = one.service.trust()
-        async with AsyncLlamaServerClient(one.service.url, health_check_timeout=_LOOK, verify=verify) as client:
+        verify = status.service.tls_verification()
+        async with AsyncLlamaServerClient(
+            status.service.url, health_check_timeout=_CHECK_SECONDS, verify=verify
+        ) as client:
             while True:
-                state = await self._look(one, client)
+                state = await self._check(status, client)
                 if state.ready:
-                    self._set(one, READY, "")
-                    self._tell_others(one)
+                    self._set_phase(status, READY, "")
+                    self._announce(status)
                     return asyncio.get_running_loop().time()
                 shown = "" if state.progress is None else f" {state.progress:.0%}"
-                self._set(one, STARTING, f"{state.message}{shown}")
+                self._set_phase(status, STARTING, f"{state.message}{shown}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
 
-    async def _look(self, one: Standing, client: AsyncLlamaServerClient) -> State:
-        if one.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
-            return await asyncio.to_thread(greet, (one.service.host, one.service.port), _LOOK)
+    async def _check(self, status: ServiceStatus, client: AsyncLlamaServerClient) -> State:
+        if status.service.role in (ServiceRole.WORKER, ServiceRole.TAP):
+            return await asyncio.to_thread(greet, (status.service.host, status.service.port), _CHECK_SECONDS)
         return await client.check()
 
-    async def _end(self, one: Standing) -> None:
-        """SIGTERM, and SIGKILL after the stop timeout, or when all is to end at once."""
-        if one.process is None or one.exited is None or one.exited.done():
+    async def _end(self, status: ServiceStatus) -> None:
+        """Send SIGTERM, and SIGKILL after the stop timeout or a second `stop`."""
+        if status.process is None or status.exited is None or status.exited.done():
             return
-        if not one.drained:
-            self._set(one, STOPPING, "")
-        one.process.signal(signal.SIGTERM)
+        if not status.drained:
+            self._set_phase(status, STOPPING, "")
+        status.process.signal(signal.SIGTERM)
         at_once = asyncio.create_task(self._at_once.wait())
-        ends: list[asyncio.Future[Any]] = [one.exited, at_once]
+        ends: list[asyncio.Future[Any]] = [status.exited, at_once]
         await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
-        if not one.exited.done():
-            one.process.signal(signal.SIGKILL)
-            await asyncio.wait([one.exited], timeout=30.0)  # in uninterruptible sleep it cannot be waited for longer
+        if not status.exited.done():
+            status.process.signal(signal.SIGKILL)
+            await asyncio.wait([status.exited], timeout=30.0)  # a process in uninterruptible sleep may not end at all
         if self._stop.is_set():
-            one.state.pid, one.state.mark = 0, ""
-            self._set(one, ENDED, "")
+            status.state.pid, status.state.mark = 0, ""
+            self._set_phase(status, ENDED, "")
 
-    def _last_words(self, one: Standing) -> str:
-        lines = [] if one.process is None else list(one.process.last_lines)
+    def _last_lines(self, status: ServiceStatus) -> str:
+        lines = [] if status.process is None else list(status.process.last_lines)
         return "\n".join(lines[-8:])
 
 

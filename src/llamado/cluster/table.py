@@ -1,4 +1,4 @@
-"""How a cluster stands, as a table."""
+"""Cluster table of `llamado up` and `llamado ps`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLORS = {READY: "green", PAUSED: "red", LOOPING: "bold red", DRAINED: "dim", E
 
 
 def cluster_table(state: ClusterState, last_lines: Mapping[str, str]) -> Table:
-    """A row for each service: what it is doing, or else the last line of its log."""
+    """Return a table with a row per service; its last column is the service's message, or the last line of its log."""
     table = Table(title=f"{state.name}: {state.phase}, {state.url}", title_justify="left", expand=True)
     for heading in ("service", "state", "pid", "address", "since", "restarts"):
         table.add_column(heading, no_wrap=True)
@@ -26,15 +26,15 @@ def cluster_table(state: ClusterState, last_lines: Mapping[str, str]) -> Table:
             Text(one.phase, _COLORS.get(one.phase, "yellow")),
             str(one.pid or ""),
             one.address,
-            _for(time.time() - one.since),
+            _elapsed(time.time() - one.since),
             str(one.restarts or ""),
             Text(one.message or last_lines.get(one.name, "")),
         )
     return table
 
 
-def _for(seconds: float) -> str:
-    """How long something has been so."""
+def _elapsed(seconds: float) -> str:
+    """Return a duration in s, min or h."""
     n = max(0, int(seconds))
     if n < 60:
         return f"{n} s"

@@ -1,8 +1,8 @@
-"""A tap before each worker, all in a process of their own: beside the engine they would wait for its Python.
+"""Taps in front of workers, in a separate process: in the engine's process they would compete for the GIL.
 
-`python -m llamado.cluster.taps [--all] HOST:PORT …` writes a line with the ports it listens on; then, for each line it
-reads, a JSON list with a link's settings for each tap, it delays and limits as they say (with --all everything, both
-ways, else graphs alone) and writes an empty one.
+`python -m llamado.cluster.taps [--all] HOST:PORT …` prints one line with the ports that it listens on. It then reads
+lines, each a JSON list of `LinkSettings`, one per tap; it applies them and prints an empty line. With --all the taps
+delay all traffic in both directions, otherwise only graphs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.tap.proxy import Tap, TapOptions
 
 
-class TapsEnded(LlamadoError):
-    """The process of the taps is gone."""
+class TapsError(LlamadoError):
+    """The process of the taps ended unexpectedly."""
 
 
 class LinkSettings(NamedTuple):
-    """How slow a link is made; `bandwidth` in bits per second, None: no limit."""
+    """Delay and limit of a link. `bandwidth`: bits per second, None for no limit."""
 
     latency_ms: float = 0.0
     jitter_ms: float = 0.0
@@ -34,31 +34,31 @@ class LinkSettings(NamedTuple):
 
 
 class Taps:
-    """The process of the taps before workers; `both_ways`: they delay everything, not graphs alone."""
+    """The process with a tap in front of each worker. `both_ways`: delay all traffic, not only graphs."""
 
     def __init__(self, targets: Sequence[Endpoint], *, both_ways: bool = False) -> None:
-        given = [*(["--all"] if both_ways else []), *map(str, targets)]
-        command = python_command("-m", "llamado.cluster.taps", *given)
+        arguments = [*(["--all"] if both_ways else []), *map(str, targets)]
+        command = python_command("-m", "llamado.cluster.taps", *arguments)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
-            self.endpoints: list[str] = [str(Endpoint("127.0.0.1", int(port))) for port in self._answer().split()]
-        except TapsEnded:
+            self.endpoints: list[str] = [str(Endpoint("127.0.0.1", int(port))) for port in self._read_line().split()]
+        except TapsError:
             self.close()
             raise
 
     def delay(self, latency_ms: float) -> None:
-        """From now on graphs take this long on every link."""
+        """Set the same latency on every link. Raises TapsError."""
         self.set([LinkSettings(latency_ms)] * len(self.endpoints))
 
     def set(self, links: Sequence[LinkSettings]) -> None:
-        """From now on links are like this. Raises TapsEnded."""
+        """Set the settings of every link. Raises TapsError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{json.dumps(links)}\n")
             self._process.stdin.flush()
         except OSError:
-            raise TapsEnded("the taps before the workers ended unexpectedly") from None
-        self._answer()
+            raise TapsError("the process of the taps ended unexpectedly") from None
+        self._read_line()
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -73,17 +73,17 @@ class Taps:
             self._process.wait()
         self._process.stdout.close()
 
-    def _answer(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise TapsEnded("the taps before the workers ended unexpectedly")
+            raise TapsError("the process of the taps ended unexpectedly")
         return line
 
 
 def main() -> int:
-    """Serve taps until standard input ends; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sees to it
+    """Serve taps until standard input ends; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     sys.setswitchinterval(0.0005)
     targets = sys.argv[1:]
     if everything := targets[:1] == ["--all"]:

@@ -1,4 +1,4 @@
-"""The command `llamado`: sub-commands and their flags, nothing else. Heavy rooms are imported by the one that runs."""
+"""The program `llamado`: its commands and their parsers. Each command imports its heavy packages when it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.flags import (
-    DRAFTED,
+    DRAFT_COMMANDS,
     FLAGS,
     SECRET_FLAGS,
     FlagError,
@@ -31,40 +31,41 @@ from llamado.processes.secret_values import taken
 from llamado.terminal.text import print
 
 USAGE = """\
-llamado: serve and run GGUF language models, on one machine or on many
+llamado: serve and run GGUF language models, on one machine or split across several
 
-  llamado serve -m MODEL        a page in the browser, and llama-server's, OpenAI's and other APIs
-  llamado serve -m A -m B       several models behind one address (also --models-dir, --config)
-  llamado wait URL              wait until a server answers requests
+  llamado serve -m MODEL        HTTP server with a web UI and the APIs of llama-server, OpenAI, Anthropic and Ollama
+  llamado serve -m A -m B       several models at one address (also --models-dir, --config)
+  llamado wait URL              wait until a server is ready
   llamado run [MODEL]           chat in the terminal
-  llamado pull MODEL            fetch a model
-  llamado list                  the models that are here (show MODEL: what one is; rm MODEL: delete it)
-  llamado ps                    the servers that run on this machine
-  llamado inspect MODEL         what is in a GGUF file, here or on a server, and whether it runs
-  llamado gguf split|merge|set  a GGUF file in parts, parts in one file, another value of a key
-  llamado bench -m MODEL        speed of prompts and of generation
+  llamado pull MODEL            download a model
+  llamado list                  list the models on this machine (show MODEL: details; rm MODEL: delete)
+  llamado ps                    list the servers running on this machine
+  llamado inspect MODEL         show the contents of a GGUF file, local or remote, and whether it is supported
+  llamado gguf split|merge|set  split a GGUF file, merge its parts, or change a key
+  llamado bench -m MODEL        measure prompt and generation speed
   llamado perplexity -m MODEL -f TEXT
-  llamado quantize IN OUT TYPE  a smaller file of a model: fewer bits a weight
+                                score a text by llama-perplexity's method
+  llamado quantize IN OUT TYPE  write a model with fewer bits per weight
   llamado imatrix -m MODEL -f TEXT
-                                which columns of its weights matter, for quantize
-  llamado worker                lend this machine to a server elsewhere (ggml RPC)
+                                compute an importance matrix for quantize
+  llamado worker                compute for a server on another machine (ggml RPC)
   llamado plan -m MODEL --rpc HOST:PORT,…
-                                which layers would go to which machine
-  llamado doctor [URL|LOG …]    what ails a server, workers (--rpc), a model (-m) or this machine, and what mends it
+                                show the layer placement and the predicted time per token
+  llamado doctor [URL|LOG …]    diagnose servers, workers (--rpc), a model (-m) or this machine, and show the fix
   llamado gateway --replica URL --replica URL
-                                one address before many servers, ours or llama.cpp's
-  llamado verify URL URL        whether servers give the same answers, byte by byte
-  llamado top [URL]             the machines of a server while they work
-  llamado cluster init          keys and certificates for TLS between machines
+                                one address for several servers, llamado or llama-server
+  llamado verify URL URL        check that servers give the same answers, byte by byte
+  llamado top [URL]             watch a server's machines and slots, or a gateway's replicas
+  llamado cluster init          create keys and certificates for TLS between machines
   llamado deploy TARGET [cluster.yaml] -- FLAGS
-                                files for compose, docker, kubernetes, helm, systemd, nginx, prometheus, grafana
-  llamado up --nodes 3          workers and a server on this machine, watched (also ps, logs, drain, down)
-  llamado tap                   a proxy before a worker that delays and shows its traffic
+                                write files for compose, docker, kubernetes, helm, systemd, nginx, prometheus, grafana
+  llamado up --nodes 3          run workers and a server on this machine (also ps, logs, drain, down)
+  llamado tap                   proxy in front of a worker that shows or delays its traffic
   llamado completions bash|zsh|fish
-                                a script with which the shell completes commands, flags and models
+                                print a script that completes commands, flags and models
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
-llamado COMMAND --help shows a command's flags (--help-all: also rare ones); llamado --version the version.
+llamado COMMAND --help lists the common flags of a command (--help-all: all of them); llamado --version the version.
 """
 
 
@@ -78,10 +79,8 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
     for key in ("timeout", "interval"):
         if not 0 < flags.values[key] < math.inf:
             raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
-
     if namespace.url and flags.pid is not None:
         raise FlagError("a URL and --pid: give one of them")
-
     from llamado.commands.wait.wait import run_wait
 
     return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval, pid=flags.pid)
@@ -98,7 +97,7 @@ def _bench(flags: Parsed, _: argparse.Namespace) -> int:
         from llamado.commands.bench.latency import bench_latency
 
         return bench_latency(flags)
-    drafting = [flag.label for flag in FLAGS if flag.key in flags.given and flag.commands == DRAFTED]
+    drafting = [flag.label for flag in FLAGS if flag.key in flags.given and flag.commands == DRAFT_COMMANDS]
     if drafting and flags.spec_type != "none":
         names = ", ".join(drafting)
         print(f"llamado: {names}: no effect without --latency; these tests evaluate given tokens", file=sys.stderr)
@@ -142,7 +141,7 @@ def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not namespace.spec and not namespace.hf_repo:
-        raise FlagError("pull: which model? Try: llamado pull smollm2")
+        raise FlagError("pull: no model given; try: llamado pull smollm2")
     source = ModelSource(spec=namespace.spec, hf_repo=namespace.hf_repo, hf_file=namespace.hf_file)
     options = EngineOptions(fit=fit_options(flags))
     with progress_bar(console, source.name) as progress:
@@ -158,7 +157,7 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.terminal.console import Console
 
-    # A table that goes into a pipe or a file keeps its full width.
+    # In a pipe or file the table keeps its full width.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     source = ModelSource(spec=namespace.spec)
     with progress_bar(Console(stderr=True), source.name) as progress:
@@ -167,10 +166,10 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     lines: list[str] = []
     try:
         check_supported(header)
-        lines.append("Its architecture and its types of weights run here.")
+        lines.append("Its architecture and weight types are supported.")
         lines += what_it_takes(header, EngineOptions())
     except LlamadoError as error:
-        lines.append(str(error) if lines else f"This model does not run here. {error}")
+        lines.append(str(error) if lines else f"This model is not supported. {error}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     return 0
@@ -226,9 +225,9 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     if bool(flags.tls_cert) != bool(flags.tls_key):
         raise FlagError("--tls-cert and --tls-key: give both or none")
     if flags.tls_client_ca and not flags.tls_cert:
-        raise FlagError("--tls-client-ca: it checks clients' certificates, so --tls-cert and --tls-key are needed, too")
+        raise FlagError("--tls-client-ca: verifying client certificates also requires --tls-cert and --tls-key")
     if flags.join and not flags.token:
-        raise FlagError("--join: the servers want a token; give --token with what they have as --cluster-token")
+        raise FlagError("--join: servers require a token; give --token with the value of their --cluster-token")
     if not 0 <= flags.share < math.inf:
         raise FlagError(f"--share: expected a number, 0 or more, got {flags.share}")
     mem = None if flags.mem is None else memory_size(flags.mem)
@@ -258,17 +257,17 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         protocol=int(flags.protocol),
         clients=cache_dir() / "rpc-clients.json",
         own_files=not flags.no_own_files,
-        models=_folders("--models-dir", flags.models_dir or []),
+        models=_existing_folders("--models-dir", flags.models_dir or []),
     )
     return run_worker(options)
 
 
-def _folders(flag: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Folders that have to be there."""
-    folders = [os.path.expanduser(one) for many in given for one in many.split(",") if one]
+def _existing_folders(flag: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Split lists of folders. Raises FlagError if a folder does not exist."""
+    folders = [os.path.expanduser(folder) for text in given for folder in text.split(",") if folder]
     for folder in folders:
         if not os.path.isdir(folder):
-            raise FlagError(f"{flag} {folder}: there is no such folder")
+            raise FlagError(f"{flag} {folder}: no such folder")
     return tuple(folders)
 
 
@@ -277,7 +276,7 @@ def _log_to_stderr(flags: Parsed) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(verbose=flags.verbose, timed=flags.log_timestamps))
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))  # each of its requests would be a line
+    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))  # at INFO it logs every request
 
 
 def _tap(flags: Parsed, _: argparse.Namespace) -> int:
@@ -337,7 +336,7 @@ def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
 def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
     from llamado.commands.deploy.run import run_deploy
 
-    return run_deploy(flags, namespace.target, namespace.file, namespace.behind)
+    return run_deploy(flags, namespace.target, namespace.file, namespace.server_flags)
 
 
 def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -384,67 +383,68 @@ def _print_completions(shell: str) -> int:
 
         print("\n".join(model.argument for model in stored_models() if model.is_complete))
         return 0
-    from llamado.commands.completions import completed, script
+    from llamado.commands.completions import command_of, script
 
-    print(script(shell, [completed(name, help, _parser(name)) for name, (_, help) in COMMANDS.items()]), end="")
+    print(script(shell, [command_of(name, help, make_parser(name)) for name, (_, help) in COMMANDS.items()]), end="")
     return 0
 
 
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
-    "serve": (_serve, "a page in the browser, and llama-server's, OpenAI's, Anthropic's and Ollama's API"),
-    "wait": (_wait, "wait until a server answers requests"),
+    "serve": (_serve, "HTTP server with a web UI and the APIs of llama-server, OpenAI, Anthropic and Ollama"),
+    "wait": (_wait, "wait until a server is ready"),
     "run": (_run, "chat in the terminal"),
-    "pull": (_pull, "fetch a model and print its path"),
-    "list": (_list, "the models that are on this machine: size, type, when they were used"),
-    "show": (_show, "what a model is: architecture, size, context, license, template"),
-    "rm": (_rm, "delete a model that was fetched, all of its files; asks first"),
-    "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
-    "gguf": (_gguf, "split: a GGUF file in parts; merge: parts in one file; set: another value of a key"),
+    "pull": (_pull, "download a model and print its path"),
+    "list": (_list, "list the models on this machine with size, type and last use"),
+    "show": (_show, "show architecture, size, context, license and chat template of a model"),
+    "rm": (_rm, "delete all files of a downloaded model, after asking"),
+    "inspect": (_inspect, "show metadata and tensors of a GGUF file"),
+    "gguf": (_gguf, "split a GGUF file, merge its parts, or set a key"),
     "bench": (_bench, "measure prompt and generation speed"),
-    "perplexity": (_perplexity, "score a text with the method of llama-perplexity"),
-    "quantize": (_quantize, "write a model with fewer bits a weight: llama-quantize's flags, types and files"),
-    "imatrix": (_imatrix, "what goes through a model's weights while it reads a text: llama-imatrix's files"),
-    "worker": (_worker, "lend this machine's devices to a server elsewhere: rpc-server's flags and protocol"),
-    "plan": (_plan, "which layers would go to which device, and how long a token would take"),
-    "doctor": (_doctor, "what ails servers, workers, models, logs and this machine, and the command that mends it"),
-    "gateway": (_gateway, "one address before many servers: least loaded, caches kept, no request lost with a server"),
-    "verify": (_verify, "whether servers give the same answers to the same prompts and seeds, byte by byte"),
-    "top": (_top, "the machines of a server while they work: layers, memory, links, where a token's time goes"),
-    "cluster": (_cluster, "init: make keys and certificates for TLS between a server and its workers"),
-    "deploy": (_deploy, "files with which others run servers, workers and a gateway: from flags, or a cluster.yaml"),
-    "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
-    "up": (_up, "start workers, taps and a server on this machine, and keep them running"),
-    "ps": (_ps, "the servers of this machine, and what llamado up runs"),
-    "down": (_down, "end what llamado up runs"),
-    "logs": (_logs, "print the logs of what llamado up runs"),
-    "drain": (_drain, "have a service of llamado up, or a gateway's replica, finish what it is doing; --undo: go on"),
-    "completions": (_completions, "a script with which bash, zsh or fish complete commands, flags and models"),
+    "perplexity": (_perplexity, "score a text by llama-perplexity's method"),
+    "quantize": (_quantize, "write a model with fewer bits per weight, with llama-quantize's flags, types and output"),
+    "imatrix": (_imatrix, "compute an importance matrix from a text, in llama-imatrix's format"),
+    "worker": (_worker, "compute for a server on another machine, with rpc-server's flags and protocol"),
+    "plan": (_plan, "show the layer placement and the predicted time per token"),
+    "doctor": (_doctor, "diagnose servers, workers, models, logs and this machine, and show the commands that help"),
+    "gateway": (_gateway, "one address for several servers: balances load, reuses caches, survives lost servers"),
+    "verify": (_verify, "check that servers give the same answers to the same prompts and seeds, byte by byte"),
+    "top": (_top, "watch a server's machines: layers, memory, links, and the parts of a token's time"),
+    "cluster": (_cluster, "init: create keys and certificates for TLS between a server and its workers"),
+    "deploy": (_deploy, "write files that run servers, workers and a gateway, from flags or a cluster.yaml"),
+    "tap": (_tap, "proxy in front of a worker that delays, limits and decodes its traffic"),
+    "up": (_up, "run workers, taps and a server on this machine, and restart those that crash"),
+    "ps": (_ps, "list the servers of this machine and the services of llamado up"),
+    "down": (_down, "stop a cluster of llamado up"),
+    "logs": (_logs, "print the logs of a cluster of llamado up"),
+    "drain": (_drain, "stop a service of llamado up, or a replica of a gateway, after its requests; --undo: resume"),
+    "completions": (_completions, "print a script with which bash, zsh or fish complete commands, flags and models"),
 }
 
 
-def _parser(command: str) -> FlagParser:
+def make_parser(command: str) -> FlagParser:
+    """Return the parser of a command."""
     parser = FlagParser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     if command == "serve":
         parser.add_argument("--version", action="version", version=f"llamado {__version__}", help="print the version")
         parser.add_argument("--completion-bash", action="store_true", help="print a completion script for bash")
     if command == "run":
-        parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
+        parser.add_argument("spec", nargs="?", metavar="MODEL", help="model, instead of -m (default: smollm2)")
     elif command == "quantize":
         from llamado.commands.files.quantize import types_table
 
-        about = "a model, where to write it, one of the types below, and how many threads"
+        about = "input model, output file, one of the types below, and number of threads"
         parser.add_argument("words", nargs="*", metavar="IN.gguf [OUT.gguf] TYPE [THREADS]", help=about)
         parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, types_table()
         parser.usage = "llamado quantize [flags] IN.gguf [OUT.gguf] TYPE [THREADS]"
     elif command == "wait":
         about = (
-            "http://host:port of a server, or tcp://host:port of a worker (default: the server, gateway or worker that "
-            "runs in this container)"
+            "http://host:port of a server or tcp://host:port of a worker (default: the server, gateway or worker of "
+            "this container)"
         )
         parser.add_argument("url", metavar="URL", nargs="?", help=about)
     elif command == "doctor":
-        about = "http://host:port of servers, tcp://host:port of workers, logs, models (default: this machine)"
+        about = "http://host:port of servers, tcp://host:port of workers, log files, models (default: this machine)"
         parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)
     elif command == "verify":
         parser.add_argument("urls", nargs="+", metavar="URL", help="http://host:port of each server")
@@ -452,78 +452,83 @@ def _parser(command: str) -> FlagParser:
         about = "http://host:port of a server (default: http://127.0.0.1:8080)"
         parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help=about)
     elif command == "cluster":
-        parser.add_argument("action", choices=["init"], help="what to do")
+        parser.add_argument("action", choices=["init"], help="init: create the files")
     elif command == "completions":
-        about = "print its script; models: the names of those that are here, one a line"
+        about = "shell of the script; models: print the names of the models on this machine, one per line"
         parser.add_argument("shell", choices=["bash", "zsh", "fish", "models"], metavar="bash|zsh|fish", help=about)
     elif command == "deploy":
         from llamado.cluster.deploy.targets import TARGETS
 
         parser.add_argument("target", choices=sorted(TARGETS), metavar="TARGET", help=", ".join(sorted(TARGETS)))
-        parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what is deployed, as llamado up reads it")
-        parser.usage = "llamado deploy TARGET [cluster.yaml] [flags] [-- flags of the server]"
+        parser.add_argument(
+            "file", nargs="?", metavar="cluster.yaml", help="services to deploy, in the format of llamado up"
+        )
+        parser.usage = "llamado deploy TARGET [cluster.yaml] [flags] [-- server flags]"
     elif command == "pull":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="smollm2, gemma3, hf:user/repo[:quant], …")
-        parser.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", help="user/repo[:quant] of Hugging Face")
+        parser.add_argument(
+            "-hf", "-hfr", "--hf-repo", metavar="REPO", help="model from Hugging Face: user/repo[:quant]"
+        )
         parser.add_argument("-hff", "--hf-file", metavar="FILE", help="file inside --hf-repo")
     elif command == "inspect":
-        parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
-        parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+        parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as for -m")
+        parser.add_argument("--no-tensors", action="store_true", help="omit the table of tensors")
     elif command == "list":
-        parser.add_argument("--models-dir", metavar="DIR", help="the models of this folder, too")
+        parser.add_argument("--models-dir", metavar="DIR", help="also list the models in this folder")
     elif command in ("show", "rm"):
-        parser.add_argument(
-            "spec", metavar="MODEL", help="as llamado list names it" + ", or a path" * (command == "show")
-        )
+        parser.add_argument("spec", metavar="MODEL", help="name in llamado list" + ", or a path" * (command == "show"))
         if command == "show":
-            parser.add_argument("--template", action="store_true", help="print the chat template alone")
+            parser.add_argument("--template", action="store_true", help="print the chat template only")
         else:
-            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-            parser.add_argument("--force", action="store_true", help="delete it though a process has it open")
+            parser.add_argument("-y", "--yes", action="store_true", help="delete without asking")
+            parser.add_argument("--force", action="store_true", help="delete even if a process has the file open")
     elif command == "gguf":
         from llamado.commands.files.gguf import add_arguments
 
         add_arguments(parser)
     elif command == "up":
-        parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what to start (docs/cluster.schema.json)")
-        parser.usage = "llamado up [cluster.yaml] [flags] [-- flags of the server]"
+        parser.add_argument(
+            "file", nargs="?", metavar="cluster.yaml", help="services to start (docs/cluster.schema.json)"
+        )
+        parser.usage = "llamado up [cluster.yaml] [flags] [-- server flags]"
     elif command == "ps":
-        parser.add_argument("--json", action="store_true", help="the clusters alone, for programs")
-        parser.add_argument("--api-key", metavar="KEY", help="of servers that have one, to see their tokens/s")
+        parser.add_argument("--json", action="store_true", help="print the clusters only, as JSON")
+        parser.add_argument("--api-key", metavar="KEY", help="API key of the servers, to show their tokens/s")
     elif command == "down":
         parser.add_argument(
-            "cluster", nargs="?", metavar="NAME", help="the cluster's, where several run (--name of llamado up)"
+            "cluster", nargs="?", metavar="NAME", help="name of the cluster, if several run (--name of llamado up)"
         )
     elif command in ("logs", "drain"):
-        parser.add_argument("--cluster", metavar="NAME", help="of which cluster, where several run")
+        parser.add_argument("--cluster", metavar="NAME", help="name of the cluster, if several run")
         many = {"nargs": "?"} if command == "logs" else {}
-        parser.add_argument("service", metavar="SERVICE", help="as llamado ps names it", **many)  # type: ignore[arg-type]
+        parser.add_argument("service", metavar="SERVICE", help="name in llamado ps", **many)  # type: ignore[arg-type]
         if command == "drain":
-            parser.add_argument("--undo", action="store_true", help="a drained server starts, and gets requests, again")
-            parser.add_argument("--gateway", metavar="URL", help="SERVICE is a replica of this gateway, by its name or "
-                                "URL: it gets no new requests, and goes on running")  # fmt: skip
+            parser.add_argument("--undo", action="store_true", help="start a drained server again")
+            parser.add_argument("--gateway", metavar="URL", help="SERVICE is the name or URL of a replica of this "
+                                "gateway: it keeps running, but gets no new requests")  # fmt: skip
         if command == "logs":
-            parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
+            parser.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
     if command in ("list", "show", "ps"):
-        parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="json: for programs")
+        parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="output format")
     add_flags(parser, command)
     if parser.usage is None:
-        # argparse would list all flags here and below.
-        places = [_place(action) for action in parser._actions if not action.option_strings]
-        parser.usage = " ".join([f"llamado {command}", *places, "[flags]"])
+        # argparse's own usage would list all flags.
+        positionals = [_positional(action) for action in parser._actions if not action.option_strings]
+        parser.usage = " ".join([f"llamado {command}", *positionals, "[flags]"])
     return parser
 
 
-def _place(action: argparse.Action) -> str:
+def _positional(action: argparse.Action) -> str:
     name = action.metavar if isinstance(action.metavar, str) else "|".join(action.choices or (action.dest.upper(),))
-    few, many = action.nargs in ("?", "*"), action.nargs in ("+", "*")
-    return f"[{name}{' …' if many else ''}]" if few else f"{name}{' …' if many else ''}"
+    optional, repeated = action.nargs in ("?", "*"), action.nargs in ("+", "*")
+    text = f"{name} …" if repeated else name
+    return f"[{text}]" if optional else text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
+    """Run the command line and return the exit code: 0 success, 1 failure, 2 wrong flags, 130 interrupted."""
     with taken(sys.argv if arguments is None else (), SECRET_FLAGS) as environ:
-        return _main(list(_words(sys.argv) if arguments is None else arguments), environ)
+        return _main(list(_command_line(sys.argv) if arguments is None else arguments), environ)
 
 
 def _main(given: list[str], environ: Mapping[str, str]) -> int:
@@ -537,17 +542,17 @@ def _main(given: list[str], environ: Mapping[str, str]) -> int:
     try:
         if command not in COMMANDS:
             raise _unknown_command(command)
-        own, behind = _divided(given[1:]) if command in ("deploy", "up") else (given[1:], [])
-        flags, namespace = parse(_parser(command), command, own, environ)
+        own, server_flags = split_server_flags(given[1:]) if command in ("deploy", "up") else (given[1:], [])
+        flags, namespace = parse(make_parser(command), command, own, environ)
         if getattr(namespace, "completion_bash", False):
             return _print_completions("bash")
         if flags.values.get("list_devices"):
             return _list_devices(flags)
         if flags.values.get("cache_list"):
             return _list_cache()
-        for note in flags.notes if command != "serve" else ():  # a server says it in its log
-            print(f"llamado: {note}", file=sys.stderr)
-        namespace.given, namespace.behind = own, behind
+        for warning in flags.warnings if command != "serve" else ():  # a server logs them
+            print(f"llamado: {warning}", file=sys.stderr)
+        namespace.given, namespace.server_flags = own, server_flags
         return COMMANDS[command][0](flags, namespace)
     except FlagError as error:
         print(f"llamado: {error}", file=sys.stderr)
@@ -556,16 +561,16 @@ def _main(given: list[str], environ: Mapping[str, str]) -> int:
         print(f"llamado: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output went away (`| head`); nothing is left to say, not even at exit.
+        # The reader of our output has ended (`| head`). Flushing at exit would fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # a fault of this program: the reason for everybody, the traceback for who asks
+    except Exception as error:  # a bug in llamado: -v shows the traceback
         if _was_interrupted(error):
             print(file=sys.stderr)
             return 128 + signal.SIGINT
         if "-v" in given or "--verbose" in given:
             raise
-        if isinstance(error, OSError) and error.strerror:  # a disk that is full, a folder that may not be written
+        if isinstance(error, OSError) and error.strerror:  # disk full, folder not writable
             where = f"{error.filename}: " if error.filename else ""
             print(f"llamado: {where}{error.strerror} (-v shows where)", file=sys.stderr)
             return 1
@@ -577,7 +582,7 @@ def _main(given: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether an error came of Ctrl-C: in the middle of an import Python wraps it into others."""
+    """Return True if Ctrl-C caused an error: Python wraps a KeyboardInterrupt during an import into others."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -585,14 +590,14 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return False
 
 
-def _words(argv: Sequence[str]) -> Sequence[str]:
-    """What stands behind `llamado`; called by one of llama.cpp's names, that name stands first."""
+def _command_line(argv: Sequence[str]) -> Sequence[str]:
+    """Return the arguments. If the program was started under a name of llama.cpp's, that name comes first."""
     name = os.path.basename(argv[0])
     return [name, *argv[1:]] if name in PROGRAMS else argv[1:]
 
 
-def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before `--`, and what behind it."""
+def split_server_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments of `deploy` and `up` at `--` into their own and those of the server."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
 
@@ -601,9 +606,9 @@ def _unknown_command(command: str) -> FlagError:
     import difflib
 
     if command.strip() in ("", "\\") or command.lstrip().startswith("#"):
-        return FlagError("no command: a \\ joins two lines only as the last character of the first")
+        return FlagError("no command: a \\ continues a line only as its last character")
     if command.startswith("-"):
-        return FlagError(f"which command? llamado serve {command} …, or one of {', '.join(COMMANDS)}")
+        return FlagError(f"no command: try llamado serve {command} …, or one of {', '.join(COMMANDS)}")
     near = difflib.get_close_matches(command, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
     return FlagError(f"unknown command {command!r}: {hint}")

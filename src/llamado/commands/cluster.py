@@ -1,4 +1,4 @@
-"""`llamado cluster init`: keys and certificates for mutual TLS between a server and its workers."""
+"""`llamado cluster init`: create keys and certificates for mutual TLS between a server and its workers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class ClusterError(LlamadoError):
-    """Keys that cannot be made, or would replace others."""
+    """Keys and certificates cannot be created, or files of these names exist."""
 
 
 class Authority(NamedTuple):
-    """Who signs the certificates of a cluster."""
+    """Certificate authority of a cluster."""
 
     key: EllipticCurvePrivateKey
     certificate: Certificate
 
 
 def init(flags: Parsed) -> int:
-    """Write an authority, a server's certificate and one for each worker into a folder, and say what to do with them.
+    """Write an authority and certificates of a server and its workers into a folder, and print how to use them.
 
-    Certificates are for the names and addresses given, and for this machine's own. Raises FlagError or ClusterError.
+    Certificates are valid for the names and addresses given, and for localhost. Raises FlagError and ClusterError.
     """
     folder = Path(flags.out)
     workers = [_names(text) for text in flags.worker or []]
@@ -51,7 +51,7 @@ def init(flags: Parsed) -> int:
         files = make(folder, _names(flags.server or ""), workers, flags.days)
     except OSError as error:
         raise ClusterError(f"{error.filename or folder}: {error.strerror or error}") from None
-    print(f"{len(files)} files in {folder}; ca-key.pem signs more of them: keep it away from the machines.\n")
+    print(f"{len(files)} files in {folder}; ca-key.pem signs further certificates: keep it off the machines.\n")
     print("On the server:")
     print(f"  llamado serve -m MODEL --rpc tls://WORKER:50052,… --rpc-ca {folder}/ca.pem \\")
     print(f"    --rpc-cert {folder}/server.pem --rpc-key {folder}/server-key.pem\n")
@@ -62,11 +62,11 @@ def init(flags: Parsed) -> int:
 
 
 def make(folder: Path, server: Sequence[str], workers: Sequence[Sequence[str]], days: int) -> list[Path]:
-    """The files of a cluster, none of which is there yet. Raises ClusterError or OSError."""
+    """Create the files of a cluster and return their paths. Raises ClusterError if one exists, and OSError."""
     names = ["ca", "server", *(f"worker{i}" for i in range(1, len(workers) + 1))]
     files = [folder / f"{name}{kind}.pem" for name in names for kind in ("", "-key")]
     if there := [path.name for path in files if path.exists()]:
-        raise ClusterError(f"{folder} has {', '.join(there)} already: choose another folder (--out), or remove them")
+        raise ClusterError(f"{folder} contains {', '.join(there)}: choose another folder (--out), or remove them")
     authority = _authority(days)
     _write(folder, "ca", authority.certificate, authority.key)
     for name, alternatives in zip(names[1:], [server, *workers], strict=True):
@@ -76,11 +76,11 @@ def make(folder: Path, server: Sequence[str], workers: Sequence[Sequence[str]], 
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """DNS names and addresses, separated by commas. Raises FlagError."""
+    """Return comma-separated DNS names and addresses. Raises FlagError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9.:_*-]{1,253}", name):
-            raise FlagError(f"{name!r} is neither a name nor an address of a machine")
+            raise FlagError(f"{name!r} is neither a host name nor an address")
     return names
 
 
@@ -88,7 +88,7 @@ def _key() -> EllipticCurvePrivateKey:
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise ClusterError(f"this needs the package cryptography: {install_command('cluster')}") from None
+        raise ClusterError(f"the package cryptography is missing: {install_command('cluster')}") from None
     return ec.generate_private_key(ec.SECP256R1())
 
 

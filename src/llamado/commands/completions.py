@@ -1,7 +1,7 @@
-"""`llamado completions`: scripts with which shells complete commands, flags, values and the names of models.
+"""`llamado completions`: scripts that complete commands, flags, values and model names in bash, zsh and fish.
 
-The scripts are made of the parsers' own tables. What is on the machine is asked when it is needed: by
-`llamado completions models`.
+The scripts are generated from the argument parsers. They run `llamado completions models` to list the models on this
+machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORDS = re.compile(r"[a-z0-9.+-]+(\|[a-z0-9.+-]+)+")
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """What stands behind a flag, or in its place."""
+    """Value of a flag, or positional argument."""
 
     kind: str = "any"
     """any, models, files, folders or choices."""
@@ -30,53 +30,52 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A flag with all its spellings; `value` None: it takes none."""
+    """Flag with all its spellings. `value`: None if it takes none."""
 
     names: tuple[str, ...]
     help: str = ""
     value: Argument | None = None
-    may_lack: bool = False
-    """Whether the value may be left out."""
-    many: bool = False
+    has_optional_value: bool = False
+    is_repeatable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completed:
-    """A command."""
+class Command:
+    """Command with its flags and arguments."""
 
     name: str
     help: str
     options: tuple[Option, ...]
-    places: tuple[Argument, ...]
-    """Of arguments that are no flags; the last one's for all that follow."""
+    positionals: tuple[Argument, ...]
+    """Positional arguments. The last one also describes all that follow."""
 
 
-def completed(name: str, help: str, parser: argparse.ArgumentParser) -> Completed:
-    """What is known of a command by its parser and the table of flags."""
+def command_of(name: str, help: str, parser: argparse.ArgumentParser) -> Command:
+    """Describe a command from its parser and the table of flags."""
     choices = {spelling: flag.choices for flag in FLAGS if name in flag.commands for spelling in flag.names}
     options: list[Option] = []
-    places: list[Argument] = []
+    positionals: list[Argument] = []
     shown = {action.dest for action in parser._actions if action.help is not argparse.SUPPRESS}
     for action in parser._actions:
         if not action.option_strings:
-            places.append(_value(action.metavar, tuple(action.choices or ())))
+            positionals.append(_value(action.metavar, tuple(action.choices or ())))
         elif action.dest in shown:
-            known = tuple(action.choices or ()) or choices.get(action.option_strings[0], ())
-            told = "" if action.help is argparse.SUPPRESS else (action.help or "").replace("%%", "%")
+            values = tuple(action.choices or ()) or choices.get(action.option_strings[0], ())
+            text = "" if action.help is argparse.SUPPRESS else (action.help or "").replace("%%", "%")
             options.append(
                 Option(
                     names=tuple(action.option_strings),
-                    help=told,
-                    value=None if action.nargs == 0 else _value(action.metavar, known),
-                    may_lack=action.nargs == "?",
-                    many=isinstance(action, argparse._AppendAction),
+                    help=text,
+                    value=None if action.nargs == 0 else _value(action.metavar, values),
+                    has_optional_value=action.nargs == "?",
+                    is_repeatable=isinstance(action, argparse._AppendAction),
                 )
             )
-    return Completed(name=name, help=help_line(help), options=tuple(options), places=tuple(places))
+    return Command(name=name, help=help_line(help), options=tuple(options), positionals=tuple(positionals))
 
 
 def help_line(text: str) -> str:
-    """As much of a text as a list of completions has room for."""
+    """Shorten a text to one line of at most 100 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 100 else f"{line[:99]}…"
 
@@ -94,33 +93,33 @@ def _value(metavar: str | tuple[str, ...] | None, choices: Iterable[str]) -> Arg
     return Argument(kind=kind, name=name)
 
 
-def script(shell: str, commands: Sequence[Completed]) -> str:
-    """The script for a shell."""
+def script(shell: str, commands: Sequence[Command]) -> str:
+    """Return the script for a shell: bash, zsh or fish."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 
 
 # --- bash -----------------------------------------------------------------------------------------------------------
-def _bash(commands: Sequence[Completed]) -> str:
+def _bash(commands: Sequence[Command]) -> str:
     cases = []
     for command in commands:
         names = sorted(name for option in command.options for name in option.names)
-        behind: dict[str, list[str]] = {}
+        by_reply: dict[str, list[str]] = {}
         for option in command.options:
             if option.value is not None:
-                behind.setdefault(_bash_reply(option.value, option.may_lack), []).extend(option.names)
-        inner = "".join(f"        {'|'.join(names)}) {reply} ;;\n" for reply, names in behind.items())
-        place = _bash_reply(command.places[0]) if command.places else "kind=files"
+                by_reply.setdefault(_bash_reply(option.value, option.has_optional_value), []).extend(option.names)
+        inner = "".join(f"        {'|'.join(names)}) {reply} ;;\n" for reply, names in by_reply.items())
+        positional = _bash_reply(command.positionals[0]) if command.positionals else "kind=files"
         cases.append(
             f"    {command.name})\n"
             f'      flags="{" ".join(names)}"\n'
-            f'      case "$previous" in\n{inner}        *) {place} ;;\n      esac ;;'
+            f'      case "$previous" in\n{inner}        *) {positional} ;;\n      esac ;;'
         )
     return f"""\
 # llamado completions bash > ~/.local/share/bash-completion/completions/llamado
 _llamado() {{
   local IFS=$'\\n' current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
   local at=$COMP_CWORD prefix="" flags="" kind="" words=""
-  # Words are divided at = and : too, as in --flag=value and hf:user/model.
+  # bash also splits words at = and :, as in --flag=value and hf:user/model.
   if [ "$current" = "=" ]; then current=""; fi
   if [ "$previous" = "=" ]; then previous="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
   if [ "$current" = ":" ] && [ "$at" -gt 2 ]; then
@@ -153,22 +152,22 @@ complete -o filenames -F _llamado llamado
 """
 
 
-def _bash_reply(value: Argument, may_lack: bool = False) -> str:
+def _bash_reply(value: Argument, is_optional: bool = False) -> str:
     if value.kind == "choices":
         return f'words="{" ".join(value.choices)}"'
-    return ":" if value.kind == "any" and not may_lack else f"kind={'files' if may_lack else value.kind}"
+    return ":" if value.kind == "any" and not is_optional else f"kind={'files' if is_optional else value.kind}"
 
 
 # --- zsh ------------------------------------------------------------------------------------------------------------
-def _zsh(commands: Sequence[Completed]) -> str:
+def _zsh(commands: Sequence[Command]) -> str:
     listed = "\n".join(f"    {_quoted(f'{command.name}:{command.help}')}" for command in commands)
     cases = []
     for command in commands:
         specs = [_zsh_option(option) for option in command.options]
-        for i, value in enumerate(command.places):
-            place = "*" if i == len(command.places) - 1 else str(i + 1)
-            specs.append(_quoted(f"{place}:{_zsh_text(value.name)}:{_zsh_action(value)}"))
-        if not command.places:
+        for i, value in enumerate(command.positionals):
+            position = "*" if i == len(command.positionals) - 1 else str(i + 1)
+            specs.append(_quoted(f"{position}:{_zsh_text(value.name)}:{_zsh_action(value)}"))
+        if not command.positionals:
             specs.append("'*:file:_files'")
         lines = " \\\n        ".join(specs)
         cases.append(f"    {command.name})\n      _arguments \\\n        {lines} ;;")
@@ -212,10 +211,10 @@ def _zsh_option(option: Option) -> str:
     names = option.names
     value = ""
     if option.value is not None:
-        colons = "::" if option.may_lack else ":"
+        colons = "::" if option.has_optional_value else ":"
         value = f"{colons}{_zsh_text(option.value.name)}:{_zsh_action(option.value)}"
     tail = _quoted(f"[{_zsh_text(help_line(option.help))}]{value}")
-    if option.many:
+    if option.is_repeatable:
         return f"'*'{_braced(names)}{tail}"
     exclusive = _quoted(f"({' '.join(names)})") if len(names) > 1 else ""
     return f"{exclusive}{_braced(names)}{tail}"
@@ -235,7 +234,7 @@ def _zsh_text(text: str) -> str:
 
 
 # --- fish -----------------------------------------------------------------------------------------------------------
-def _fish(commands: Sequence[Completed]) -> str:
+def _fish(commands: Sequence[Command]) -> str:
     lines = [
         "# llamado completions fish > ~/.config/fish/completions/llamado.fish",
         "function __llamado_models",
@@ -252,8 +251,8 @@ def _fish(commands: Sequence[Completed]) -> str:
             names = " ".join(_fish_name(name) for name in option.names)
             help = f" -d {_fish_text(help_line(option.help))}" if option.help else ""
             lines.append(f"{here} {names}{_fish_value(option)}{help}")
-        if command.places:
-            value = command.places[0]
+        if command.positionals:
+            value = command.positionals[0]
             only = " -f" if value.kind == "choices" else ""
             words = " ".join(value.choices) if value.kind == "choices" else ""
             words = "(__llamado_models)" if value.kind == "models" else words
@@ -287,6 +286,6 @@ def _fish_text(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For bash and zsh."""
+    """Quote a text for bash and zsh."""
     escaped = text.replace("'", "'\\''")
     return f"'{escaped}'"

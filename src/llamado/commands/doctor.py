@@ -1,4 +1,4 @@
-"""`llamado doctor`: what ails servers, workers, models and this machine, and what mends it."""
+"""`llamado doctor`: diagnose servers, workers, models and this machine, and show the commands that help."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llamado.terminal.text import print
 
 
 def run_doctor(flags: Parsed, named: Sequence[str]) -> int:
-    """Print what was found; the exit code: 0 nothing, 1 something, 2 could not look. Raises FlagError."""
-    from llamado.cluster.doctor.examination import examine, targets
+    """Print the findings and return the exit code: 0 none, 1 some, 2 examination failed. Raises FlagError."""
+    from llamado.cluster.doctor.examination import examine, parse_targets
     from llamado.cluster.doctor.machine import MachineOptions
     from llamado.devices.split.placement import SplitOptions
     from llamado.engine.options import EngineOptions
@@ -25,7 +25,7 @@ def run_doctor(flags: Parsed, named: Sequence[str]) -> int:
         if not 0 < flags.values[key] < math.inf:
             raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
     try:
-        what = targets(named)
+        what = parse_targets(named)
         models = (*what.models, *(flags.model or ()))
         rpc = tuple(str(Endpoint.parse(text)) for text in [*listed(flags.rpc or []), *what.workers])
         split = SplitOptions(rpc=rpc, ca=flags.rpc_ca, cert=flags.rpc_cert, key=flags.rpc_key) if rpc else None

@@ -1,4 +1,4 @@
-"""Flags → where a server or a gateway listens, who may call it, and its log."""
+"""Addresses, access rules and logs of servers and gateways, from flags."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llamado.http.access import AccessRules
 
 
 def hosts_of(flags: Parsed) -> tuple[str, ...]:
-    """The addresses to listen on; TLS's flags are checked with them. Raises FlagError."""
+    """Return the addresses to listen on, and check the flags of TLS. Raises FlagError."""
     if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
         raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
     hosts = tuple(host.strip() for host in flags.host.split(",") if host.strip())
     if not hosts:
-        raise FlagError("--host: expected an address, got an empty text")
+        raise FlagError("--host: expected an address, got an empty string")
     return hosts
 
 
 def access_rules(flags: Parsed) -> AccessRules:
-    """Who may call. Raises FlagError."""
+    """Return the access rules: API keys, CORS and host names. Raises FlagError."""
     return AccessRules(
         api_keys=_keys(flags),
         cors_origins="*" if flags.cors and "cors_origins" not in flags.given else flags.cors_origins,
@@ -38,7 +38,7 @@ _HOST_RULE = re.compile(r"\*|\.?[^\s:/*@?#\[\]]+")
 
 
 def _allowed_hosts(flags: Parsed) -> list[str]:
-    """Names that requests without a key may use: those of `--allowed-hosts` and a name given as `--host`."""
+    """Return host names for requests without a key: those of `--allowed-hosts`, and names in `--host`."""
     found = listed(flags.allowed_hosts or [])
     for rule in found:
         if not _HOST_RULE.fullmatch(rule):
@@ -47,7 +47,7 @@ def _allowed_hosts(flags: Parsed) -> list[str]:
 
 
 def _is_name(host: str) -> bool:
-    """Return True if `--host` names a machine, rather than an address or a Unix socket."""
+    """Return True if `host` is a host name, not an address or a Unix socket."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -62,8 +62,8 @@ def _keys(flags: Parsed) -> tuple[bytes, ...]:
         keys += [line.strip() for line in lines if not line.startswith("#")]
     found = tuple(key.encode() for key in keys if key)
     if not found and (flags.api_key or flags.api_key_file):
-        # An empty list would leave the server open to everybody.
-        raise FlagError("--api-key: no key in it; leave the flag out for a server without keys")
+        # With an empty list the server would accept all requests.
+        raise FlagError("--api-key: no key given; omit the flag for a server without keys")
     return found
 
 
@@ -72,7 +72,7 @@ _OWN_LABELS = ("engine", "engine_version", "model_id")
 
 
 def metrics_labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
-    """Names and values of `--metrics-labels`; None where the flag is not given."""
+    """Return names and values of `--metrics-labels`, or None without the flag. Raises FlagError."""
     if text is None or text == "off":
         return None
     labels: dict[str, str] = {}

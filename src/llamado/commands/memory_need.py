@@ -1,4 +1,4 @@
-"""Memory that a model's process needs, from its command: as `llamado plan` counts it for these flags."""
+"""Memory need of a server process, computed from its command line as in `llamado plan`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SERVERS = frozenset(("llama-server", "llama-server.exe"))
 def memory_need(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the bytes of this machine's memory that a command of `llamado serve` or llama-server needs.
 
-    0 means unknown: another server, flags that ours does not have, or a model that is not here yet. A context without a
-    size counts with the least that it may be cut to, for it takes what is free.
+    0 means unknown: another program, unknown flags, or a model that is not on this machine yet. A context of automatic
+    size counts with the minimum to which it may be reduced.
     """
     arguments = _arguments(command)
     if arguments is None:
@@ -30,12 +30,12 @@ def memory_need(command: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         return _need(parse(parser, "serve", arguments, environment)[0])
     except LlamadoError as error:
-        log.debug("the memory of %s is not known: %s", " ".join(command)[:500], error)
+        log.debug("memory need of %s unknown: %s", " ".join(command)[:500], error)
         return 0
 
 
 def _arguments(command: Sequence[str]) -> Sequence[str] | None:
-    """The flags of a server's command; None for a command of something else."""
+    """Return the flags in a server's command, or None for another program."""
     if Path(command[0]).name in _SERVERS:
         return command[1:]
     for i, word in enumerate(command[:5]):
@@ -45,7 +45,7 @@ def _arguments(command: Sequence[str]) -> Sequence[str] | None:
 
 
 def _need(flags: Parsed) -> int:
-    from llamado.engine.forward.fitting import memory_options, sizes_for
+    from llamado.engine.forward.fitting import memory_request, sizes_for
     from llamado.gguf.sources.resolve import is_fetched_whole
     from llamado.models import load_model
 
@@ -56,12 +56,12 @@ def _need(flags: Parsed) -> int:
         return 0
     header = source.header()
     model = load_model(header, options.rope)
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     if wanted.fit.on and not wanted.n_ctx:
         n_ctx = min(n_ctx, max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
     sizes = sizes_for(header, model, wanted, n_ctx)
     own = sizes.embedding + sizes.compute + sizes.head_compute
     if options.split is not None:
-        return own  # workers have the rest
+        return own  # the rest is on the workers
     return own + sizes.weights + sum(sizes.kv)

@@ -1,8 +1,9 @@
-"""Flags → what an engine is given: the model, how it is run, the defaults of requests."""
+"""Flags → the model, the options of the engine, and the defaults of requests."""
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,11 @@ from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
 from llamado.processes.secret_values import keep
 
-_NO_DRAFTS = {"draft-dspark": "a DFlash head whose places depend on each other by a Markov head does not run here"}
+_NO_DRAFTS = {"draft-dspark": "DFlash heads with a Markov head are not supported"}
 
 
 def model_source(flags: Parsed) -> ModelSource:
-    """The model of any command. Raises FlagError."""
+    """Return the model that the flags name. Raises FlagError."""
     models = [*(flags.model or []), *([flags.model_url] if flags.model_url else [])]
     if len(models) > 1:
         raise FlagError(f"-m/--model: one model is expected, got {len(models)}: {', '.join(models)}")
@@ -35,7 +36,7 @@ def model_source(flags: Parsed) -> ModelSource:
 
 
 def use_hub(flags: Parsed) -> None:
-    """What the flags say of Hugging Face, for what fetches models here and in child processes."""
+    """Apply the flags for Hugging Face to downloads in this process and its children."""
     if flags.hf_token:
         keep("HF_TOKEN", flags.hf_token)
     if flags.offline:
@@ -43,7 +44,7 @@ def use_hub(flags: Parsed) -> None:
 
 
 def sampling_defaults(flags: Parsed) -> Defaults:
-    """What requests get that do not say: what the flags of the table of parameters say. Raises FlagError."""
+    """Return the defaults of requests: the values of the flags of PARAMETERS. Raises FlagError."""
     found: dict[str, dict[str, Any]] = {"sampling": {}, "request": {}, "server": {}}
     try:
         for row in PARAMETERS:
@@ -74,7 +75,7 @@ def _samplers(given: str) -> tuple[str, ...]:
 
 
 def _breakers(given: list[str]) -> tuple[str, ...]:
-    """The texts given take the place of the usual ones; "none" forgets those before it."""
+    """Return the sequence breakers that replace the default ones; "none" drops those before it."""
     texts: list[str] = []
     for text in given:
         texts = [] if text == "none" else [*texts, text]
@@ -95,7 +96,6 @@ def _biases(given: list[str]) -> Mapping[int, float]:
     return biases
 
 
-# How the flags of a type of parameters write its values.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,
     "samplers": _samplers,
@@ -103,83 +103,81 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "biases": _biases,
     "texts": tuple,
 }
+"""Conversions of flag values, by type of parameter."""
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:
-    """How any command runs the model. Raises FlagError."""
-    for key, low in (("ctx_size", 0), ("batch_size", 1), ("ubatch_size", 1)):
-        if flags.values[key] < low:
-            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {flags.values[key]}")
+    """Return the options of running the model, for any command. `n_slots`: slots of a command without `--parallel`.
+
+    Raises FlagError.
+    """
+    for key, low in _LEAST.items():
+        value = flags.values.get(key)
+        if value is not None and value < low:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {value}")
     for key in ("threads", "threads_batch"):
         if flags.values[key] == 0:
             raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
-    leasts = {"cache_ram": -1, "max_queue": 0, "embd_normalize": -1, "ctx_checkpoints": 0, "checkpoint_min_step": 0}
-    for key, least in leasts.items():
-        if flags.values.get(key, 0) < least:
-            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    slots = _slots(flags) if n_slots is None else {"n_slots": n_slots}
     mode = flags.load_mode
-    unified = n_slots is not None
-    cont_batching = True
-    if n_slots is None:
-        given = flags.parallel
-        if given == 0 or given < -1:
-            raise FlagError(f"-np/--parallel: expected 1 or more, got {given}")
-        # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
-        n_slots = 4 if given < 0 else given
-        unified = given < 0 if flags.kv_unified is None else flags.kv_unified
-        cont_batching = flags.cont_batching
-    f32 = flags.values.get("memory_f32", False)
     return EngineOptions(
-        n_ctx=flags.ctx_size,
+        **_given_options(flags),
+        **slots,
         fit=fit_options(flags),
-        n_slots=n_slots,
-        unified=unified,
-        n_batch=flags.batch_size,
-        n_ubatch=min(flags.ubatch_size, flags.batch_size),
-        cont_batching=cont_batching,
-        n_threads=_threads(flags.threads),
-        n_threads_batch=_threads(flags.threads_batch),
-        type_k="f32" if f32 else flags.cache_type_k,
-        type_v="f32" if f32 else flags.cache_type_v,
-        turned=not flags.values.get("attn_rot_disable", False),
         mmap=flags.mmap and mode not in ("none", "mlock"),
         mlock=flags.mlock or "mlock" in mode,
-        numa=flags.numa,
         chat_template=_template(flags),
         split=split_options(flags),
         drafts=draft_options(flags),
-        slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
-        context_shift=flags.values.get("context_shift", False),
-        cache_ram=flags.values.get("cache_ram", 0),
         cache_disk=_cache_folder(flags),
-        cache_disk_size=memory_size(flags.values.get("cache_disk_size", "10G"), "--cache-disk-size"),
-        ctx_checkpoints=flags.values.get("ctx_checkpoints", 32),
-        checkpoint_min_step=flags.values.get("checkpoint_min_step", 8192),
-        cache_idle_slots=flags.values.get("cache_idle_slots", False),
-        max_queue=flags.values.get("max_queue", 1024),
         lora=_scaled(flags, "lora"),
-        lora_apply=not flags.values.get("lora_init_without_apply", False),
         control=_scaled(flags, "control_vector"),
-        control_layers=_layers(flags.values.get("control_vector_layer_range")),
-        embeddings=flags.values.get("embedding", False),
-        reranking=flags.values.get("rerank", False),
-        pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
-        embd_normalize=flags.values.get("embd_normalize", 2),
         metadata=tuple(metadata_overrides(flags.override_kv or [])),
         rope=rope_options(flags),
     )
 
 
+def _slots(flags: Parsed) -> dict[str, Any]:
+    """Return the options of a command with slots."""
+    n = flags.parallel
+    if n == 0 or n < -1:
+        raise FlagError(f"-np/--parallel: expected 1 or more, got {n}")
+    # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
+    unified = n < 0 if flags.kv_unified is None else flags.kv_unified
+    found = {"n_slots": 4 if n < 0 else n, "unified": unified, "cont_batching": flags.cont_batching}
+    if flags.values.get("cache_idle_slots"):
+        found["cache_idle_slots"] = "clear" if unified else "keep"
+    return found
+
+
+def _given_options(flags: Parsed) -> dict[str, Any]:
+    """Return the options of the flags that the command has; the others keep their defaults."""
+    found = {
+        option: form(flags.values[flag])
+        for option, (flag, form) in _OPTION_FLAGS.items()
+        if flags.values.get(flag) is not None
+    }
+    if flags.values.get("memory_f32"):
+        found |= {"type_k": "f32", "type_v": "f32"}
+    if found.get("reranking") and not found.get("pooling"):
+        found["pooling"] = "rank"
+    return found
+
+
 def _cache_folder(flags: Parsed) -> str | None:
     folder: str | None = flags.values.get("cache_disk")
     if folder and not flags.values.get("cache_ram"):
-        raise FlagError("--cache-disk: what goes there comes from memory, and --cache-ram 0 leaves none for prompts")
+        raise FlagError("--cache-disk: prompts go there from the prompt cache in memory, which --cache-ram 0 turns off")
     return str(Path(folder).expanduser()) if folder else None
 
 
 def draft_options(flags: Parsed) -> DraftOptions:
-    """Where drafted tokens come from. Raises FlagError."""
-    if "spec_type" not in flags.values:  # of a command that generates nothing for users
+    """Return the sources of draft tokens. Raises FlagError."""
+    if "spec_type" not in flags.values:  # a command without answers for users
         return DraftOptions()
     kinds = _draft_kinds(flags)
     model = None
@@ -241,7 +239,7 @@ def _draft_kinds(flags: Parsed) -> tuple[str, ...] | None:
 
 
 def fit_options(flags: Parsed) -> FitOptions:
-    """What may be changed so that a model fits memory. Raises FlagError."""
+    """Return the options that memory fitting may change. Raises FlagError."""
     try:
         target = [int(text) for text in re.split("[,/]+", flags.fit_target)]
     except ValueError:
@@ -266,7 +264,7 @@ def _similarity(share: float) -> float:
 
 
 def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
-    """Files of one kind and their scales: those of a flag, then those of its sister with scales."""
+    """Return the files of a flag with scale 1, then those of its variant with scales. Raises FlagError."""
     files = [(path, 1.0) for path in listed(flags.values.get(key) or [])]
     for item in listed(flags.values.get(f"{key}_scaled") or []):
         path, _, text = item.rpartition(":")
@@ -280,9 +278,7 @@ def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
     return tuple(files)
 
 
-def _layers(given: Sequence[int] | None) -> tuple[int, int]:
-    if given is None:
-        return 0, 0
+def _layers(given: Sequence[int]) -> tuple[int, int]:
     first, last = given
     if 0 < last < first:
         raise FlagError(f"--control-vector-layer-range: expected the first layer, then the last, got {first} {last}")
@@ -290,7 +286,7 @@ def _layers(given: Sequence[int] | None) -> tuple[int, int]:
 
 
 def rope_options(flags: Parsed) -> RopeOptions:
-    """What the flags say of rotary embeddings. Raises FlagError."""
+    """Return the RoPE options. Raises FlagError."""
 
     def number(key: str, nothing: float) -> float:
         value = flags.values[key]
@@ -314,7 +310,7 @@ def rope_options(flags: Parsed) -> RopeOptions:
 
 
 def metadata_overrides(given: list[str]) -> list[tuple[str, int | float | bool | str]]:
-    """Values of --override-kv. Raises FlagError."""
+    """Parse the values of --override-kv. Raises FlagError."""
     found: list[tuple[str, int | float | bool | str]] = []
     for item in listed(given):
         key, equals, rest = item.partition("=")
@@ -352,10 +348,49 @@ def _template(flags: Parsed) -> str | None:
 
 
 def read_file(flag: str, path: str) -> str:
-    """The text of a file that a flag names. Raises FlagError."""
+    """Read the text file that a flag names. Raises FlagError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise FlagError(f"{flag} {path}: it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FlagError(f"{flag} {path}: it is no UTF-8 text: {error}") from None
+        raise FlagError(f"{flag} {path}: it is not UTF-8 text: {error}") from None
+
+
+_LEAST = {
+    "ctx_size": 0,
+    "batch_size": 1,
+    "ubatch_size": 1,
+    "cache_ram": -1,
+    "max_queue": 0,
+    "embd_normalize": -1,
+    "ctx_checkpoints": 0,
+    "checkpoint_min_step": 0,
+}
+"""Least values of flags."""
+
+_OPTION_FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "n_ctx": ("ctx_size", _as_is),
+    "n_batch": ("batch_size", _as_is),
+    "n_ubatch": ("ubatch_size", _as_is),
+    "n_threads": ("threads", _threads),
+    "n_threads_batch": ("threads_batch", _threads),
+    "type_k": ("cache_type_k", _as_is),
+    "type_v": ("cache_type_v", _as_is),
+    "rotated": ("attn_rot_disable", operator.not_),
+    "numa": ("numa", _as_is),
+    "slot_prompt_similarity": ("slot_prompt_similarity", _similarity),
+    "context_shift": ("context_shift", _as_is),
+    "cache_ram": ("cache_ram", _as_is),
+    "cache_disk_size": ("cache_disk_size", lambda size: memory_size(size, "--cache-disk-size")),
+    "ctx_checkpoints": ("ctx_checkpoints", _as_is),
+    "checkpoint_min_step": ("checkpoint_min_step", _as_is),
+    "max_queue": ("max_queue", _as_is),
+    "lora_apply": ("lora_init_without_apply", operator.not_),
+    "control_layers": ("control_vector_layer_range", _layers),
+    "embeddings": ("embedding", _as_is),
+    "reranking": ("rerank", _as_is),
+    "pooling": ("pooling", _as_is),
+    "embd_normalize": ("embd_normalize", _as_is),
+}
+"""Options of the engine: the flag of each, and its conversion."""

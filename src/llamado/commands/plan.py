@@ -1,4 +1,4 @@
-"""`llamado plan`: which layers would go to which device, and how long a token would take; `--list-devices`."""
+"""`llamado plan`: layer placement and predicted time per token; and `--list-devices`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from llamado.gguf.types import TensorType
 
 _MIB = 1 << 20
-_WIDTH = 150  # of what goes into a pipe or a file
+_WIDTH = 150  # columns of output to a pipe or file
 
-AUTO = "auto: the least time per token"
+AUTO = "auto: least time per token"
 MEMORY = "memory: by free memory, as llama.cpp does"
 
 
 def list_devices(flags: Parsed) -> int:
-    """Print the devices of this machine and of all workers, as llama.cpp does; 1 where a worker does not answer."""
+    """Print the devices of this machine and of all workers, as llama.cpp does. Return 1 if a worker does not answer."""
     from llamado.devices.registry import DeviceOptions, Unreachable, open_device
 
     split = split_options(flags)
@@ -77,7 +77,7 @@ def _memory(device: Device) -> str:
 
 
 def processor() -> str:
-    """What the system calls its processor."""
+    """Return the model name of this machine's processor."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:
@@ -93,7 +93,7 @@ def processor() -> str:
 
 
 class Candidate(NamedTuple):
-    """A way to divide the model, and why it cannot be where it cannot."""
+    """A placement by one rule, and the reason if it is impossible."""
 
     rule: str
     placement: Placement | None
@@ -101,9 +101,9 @@ class Candidate(NamedTuple):
 
 
 def plan(flags: Parsed) -> int:
-    """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
+    """Print the placement of the model, and those by other rules. Raises LlamadoError if it does not fit."""
     from llamado.engine.drafts.sizes import planned_draft
-    from llamado.engine.forward.fitting import context_size, fit, memory_options, read_text, sizes_for
+    from llamado.engine.forward.fitting import context_size, fit, memory_request, read_text, sizes_for
     from llamado.engine.forward.sizes import usual_weights
     from llamado.engine.supported import check_supported
     from llamado.gguf.sources.resolve import progress_bar
@@ -124,13 +124,13 @@ def plan(flags: Parsed) -> int:
     figures = _figures(options, *usual_weights(header, model))
     if draft is not None:
         figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve, 0))
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
     sizes = sizes_for(header, model, wanted, n_ctx)
     notes: tuple[str, ...] = ()
     n_ctx_slot = wanted.shape(n_ctx)[0]
-    with suppress(NotEnoughMemory):  # the tables show where, and then it is said
+    with suppress(NotEnoughMemory):  # raised again below, after the tables
         found = fit(header, model, wanted, figures, options.split)
         sizes, n_cells, notes, n_ctx_slot = found.sizes, found.n_cells, found.notes, found.n_ctx_slot
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
@@ -154,7 +154,7 @@ def plan(flags: Parsed) -> int:
         console.print(placement_table(sizes, figures, candidate))
     if options.split is not None and first.placement is not None and first.problem is None:
         for number, why in idle(sizes, figures, options.split, first.placement).items():
-            line = f"{figures[number].name} gets no layers: {why}"
+            line = f"{figures[number].name}: no layers: {why}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if others:
         console.print(comparison(sizes, figures, [first, *others]), highlight=False, markup=False)
@@ -164,19 +164,19 @@ def plan(flags: Parsed) -> int:
 
 
 def draft_text(draft: PlannedDraft, n_ctx: int) -> str:
-    """What a model that drafts takes with a context of so many tokens, and where."""
+    """Describe the memory and place of a draft model for a context of `n_ctx` tokens."""
     sizes = draft.sizes(n_ctx)
     cache = "" if sizes is None else f", {mib(sum(sizes.kv))} of K/V cache"
     where = (
         "on the workers of --spec-draft-device"
         if draft.elsewhere
-        else f"on this machine, of whose free memory {mib(draft.reserve)} are left to it"
+        else f"on this machine, which reserves {mib(draft.reserve)} of its free memory for it"
     )
-    return f"{draft.where} drafts ({draft.kind}): {mib(draft.weights)} of weights{cache}, {where}"
+    return f"draft model {draft.where} ({draft.kind}): {mib(draft.weights)} of weights{cache}, {where}"
 
 
 def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:
-    """This machine's device and those of all workers, measured. Raises WorkersUnreachable, naming all of them."""
+    """Measure this machine's device and those of all workers. Raises WorkersUnreachable, which names the workers."""
     from llamado.devices.split.measure import measure_all
 
     devices: list[Device] = [*_workers(options.split).devices()] if options.split is not None else []
@@ -195,7 +195,7 @@ def _workers(split: SplitOptions) -> Backend:
 
 
 def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> list[Candidate]:
-    """What the options ask for, then the rules they could have asked for."""
+    """Return the placement by the options, then those by other rules."""
     if split is None:
         alone = Placement((0,) * sizes.n_layer, 0, 0)
         try:
@@ -233,12 +233,12 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def devices_table(figures: Sequence[DeviceFigures]) -> Table:
-    """What was measured."""
+    """Return a table of the measured devices."""
     table = _table("Devices", "device", "memory free", "of", "GB/s at 1 token", "at 512", "round trip ms", "MB/s")
     for device in figures:
         table.add_row(
             _plain(device.name),
-            mib(device.free) if device.total else "not said",
+            mib(device.free) if device.total else "unknown",
             mib(device.total) if device.total else "",
             _number(device.decode, 1e9, 1),
             _number(device.prefill, 1e9, 3),
@@ -249,7 +249,7 @@ def devices_table(figures: Sequence[DeviceFigures]) -> Table:
 
 
 def placement_table(sizes: ModelSizes, figures: Sequence[DeviceFigures], candidate: Candidate) -> Table:
-    """What each device would hold and take."""
+    """Return a table of the layers, memory and time of each device."""
     rule, placement, problem = candidate
     title = f"{rule} — does not fit" if problem is not None else rule
     table = _table(title, "device", "layers", "weights", "K/V cache", "compute", "free", "ms per token", "of it link")
@@ -265,13 +265,13 @@ def placement_table(sizes: ModelSizes, figures: Sequence[DeviceFigures], candida
             mib(share.weights),
             mib(share.kv),
             mib(share.compute),
-            "not said" if free == float("inf") else f"[red]{mib(-free)} missing[/]" if free < 0 else mib(free),
+            "unknown" if free == float("inf") else f"[red]{mib(-free)} missing[/]" if free < 0 else mib(free),
             _number(None if share.seconds is None else share.seconds + share.link_seconds, 1e-3, 2),
             _number(share.link_seconds, 1e-3, 2) if share.link_seconds else "",
         )
     table.add_section()
     table.add_row(
-        "in all",
+        "total",
         f"{sizes.n_layer} + head",
         mib(sum(share.weights for share in prediction.shares)),
         mib(sum(share.kv for share in prediction.shares)),
@@ -284,7 +284,7 @@ def placement_table(sizes: ModelSizes, figures: Sequence[DeviceFigures], candida
 
 
 def layers_text(share: Share, placement: Placement, n_layer: int) -> str:
-    """Layers of a device as runs: "0-14, 29, head"."""
+    """Return the layers of a device as ranges, such as "0-14, 29, head"."""
     runs: list[list[int]] = []
     for layer in share.layers:
         if runs and runs[-1][1] == layer - 1:
@@ -294,11 +294,11 @@ def layers_text(share: Share, placement: Placement, n_layer: int) -> str:
     parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     if share.head:
         parts.append("head")
-    return ", ".join(parts) or "single weights"
+    return ", ".join(parts) or "individual weights"
 
 
 def comparison(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Sequence[Candidate]) -> str:
-    """Predicted speed of each rule, against that of free memory alone."""
+    """Return the predicted speed of each rule in comparison with the split by free memory."""
     seconds = {
         one.rule: None if one.placement is None or one.problem else predict(sizes, figures, one.placement).seconds
         for one in found
@@ -316,7 +316,7 @@ def comparison(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Seque
 
 
 def ring_gain(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Candidate) -> list[str]:
-    """What it changes that workers pass what they compute straight to the next one; nothing where none do."""
+    """Compare the worker ring with results passing through this machine; [] if they take the same time."""
     placement = found.placement
     if placement is None or found.problem is not None:
         return []
@@ -325,7 +325,7 @@ def ring_gain(sizes: ModelSizes, figures: Sequence[DeviceFigures], found: Candid
     if not ring or not star or ring == star:
         return []
     return [
-        f"straight from worker to worker: {1e3 * ring:.2f} ms per token; by way of this machine (--rpc-ring off): "
+        f"worker ring: {1e3 * ring:.2f} ms per token; through this machine (--rpc-ring off): "
         f"{1e3 * star:.2f} ms, {1 / star:.1f} tokens/s"
     ]
 
@@ -335,7 +335,7 @@ def _number(value: float | None, unit: float, digits: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text in which rich sees no markup."""
+    """Escape rich markup."""
     from rich.markup import escape
 
     return escape(text)

@@ -1,4 +1,4 @@
-"""`llamado serve`: from flags to a server of one model, or to a router before several."""
+"""`llamado serve`: make the settings from the flags and run a server of one model, or a router for several."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _MOST_LAB_WORKERS = 16
 VERBOSE = 10
-"""`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
+"""Minimum `--verbosity` at which responses include `__verbose`, as in llama-server."""
 
 
 def serves_many(flags: Parsed) -> bool:
-    """Whether `serve` is asked for a router before several models, rather than for one model."""
+    """Return True if the flags ask for a router for several models instead of a server of one model."""
     many = flags.models_dir or flags.models_preset or flags.llama_swap or len(flags.model or []) > 1
     return bool(many) or not (flags.model or flags.model_url or flags.hf_repo)
 
 
 def serve_settings(flags: Parsed) -> Settings:
-    """Settings of `llamado serve`; with several models, or none, those of its router. Raises FlagError."""
+    """Return the settings of the server, or of its router for several models or none. Raises FlagError."""
     kwargs = _template_kwargs(flags)
     check_port("--port", flags.port)
     try:
@@ -64,7 +64,7 @@ def serve_settings(flags: Parsed) -> Settings:
         ssl_cert=flags.ssl_cert_file,
         aliases=() if many else _names(flags.alias or []),
         tags=_names([flags.tags]),
-        notes=flags.notes,
+        notes=flags.warnings,
         timeout=flags.timeout,
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
         max_connections=None if flags.max_connections < 0 else flags.max_connections,
@@ -76,7 +76,7 @@ def serve_settings(flags: Parsed) -> Settings:
 
 
 def _template_kwargs(flags: Parsed) -> dict[str, Any]:
-    """Further variables of the chat template."""
+    """Return additional variables of the chat template. Raises FlagError."""
     if not flags.chat_template_kwargs:
         return {}
     try:
@@ -89,7 +89,7 @@ def _template_kwargs(flags: Parsed) -> dict[str, Any]:
 
 
 def _page_settings(flags: Parsed) -> dict[str, Any]:
-    """What the page begins with: a file's settings, and those of the command line over them."""
+    """Return the initial settings of the web UI. Those of `--ui-config` replace those of the file. Raises FlagError."""
     settings: dict[str, Any] = {}
     for flag, path, text in (
         ("--ui-config-file", flags.ui_config_file, None),
@@ -101,7 +101,7 @@ def _page_settings(flags: Parsed) -> dict[str, Any]:
         except OSError as error:
             raise FlagError(f"{flag}: {path} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise FlagError(f"{flag}: this is no JSON: {error}") from None
+            raise FlagError(f"{flag}: invalid JSON: {error}") from None
         if not isinstance(found, dict):
             raise FlagError(f"{flag}: expected a JSON object, got {given!r:.200}")
         settings |= found
@@ -151,7 +151,7 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
 
 
 def _tools(flags: Parsed) -> ToolSettings:
-    """What may be done in this user's name, beside asking the model. Raises FlagError."""
+    """Return the settings of tools, which act with the rights of this user. Raises FlagError."""
     builtin = tuple(listed([flags.tools])) if flags.tools else ()
     if flags.agent and not builtin:
         builtin = ("all",)
@@ -165,7 +165,7 @@ def _tools(flags: Parsed) -> ToolSettings:
 
 
 def _mcp_servers(flags: Parsed) -> tuple[McpServerConfig, ...]:
-    """Of the file and of the flag; the first of a name counts. Raises FlagError and ToolsError."""
+    """Return the MCP servers of the file and the flag; for each name, the file counts. Raises FlagError, ToolsError."""
     found: dict[str, McpServerConfig] = {}
     if path := flags.mcp_servers_config:
         text = read_file("--mcp-servers-config", path)
@@ -183,12 +183,12 @@ def _hang_timeout(flags: Parsed) -> float:
 
 
 def _names(given: list[str]) -> tuple[str, ...]:
-    """Each once and in the order of their bytes, as llama-server keeps them; the first alias is the model's id."""
+    """Return unique names in byte order, as llama-server does; the first alias is the ID of the model."""
     return tuple(sorted(set(listed(given)), key=str.encode))
 
 
 def _grammar(flags: Parsed) -> GrammarSource | None:
-    """What all answers must look like. Raises FlagError."""
+    """Return the grammar or JSON schema for all outputs. Raises FlagError."""
     given = [
         (name, value)
         for name, value in (
@@ -211,19 +211,19 @@ def _grammar(flags: Parsed) -> GrammarSource | None:
     try:
         json.loads(text)
     except ValueError as error:
-        raise FlagError(f"{name}: no JSON: {error}") from None
+        raise FlagError(f"{name}: invalid JSON: {error}") from None
     return GrammarSource("json_schema", text)
 
 
 def _folder(flag: str, path: str | None) -> str | None:
     if path is not None and not Path(path).is_dir():
-        raise FlagError(f"{flag} {path}: there is no such folder")
+        raise FlagError(f"{flag} {path}: no such folder")
     return path
 
 
 def run_serve(flags: Parsed) -> int:
-    """Serve until the process is told to end; its exit code. Raises LlamadoError."""
-    # What is made until a model is loaded stays: looking through it for what does not takes a tenth of the time.
+    """Serve until the process is asked to stop, and return the exit code. Raises LlamadoError."""
+    # Objects created while a model loads live on: collecting garbage among them would take a tenth of the loading time.
     gc.disable()
     try:
         return _run_serve(flags)
@@ -236,7 +236,7 @@ def _run_serve(flags: Parsed) -> int:
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
         sockets.check_tls(settings.ssl_key, settings.ssl_cert)
-    warning = sockets.warning_of(settings.hosts, keys=bool(settings.access.api_keys))
+    warning = sockets.exposure_warning(settings.hosts, keys=bool(settings.access.api_keys))
     if warning is not None:
         logging.getLogger("llamado.server").warning("%s", warning)
     listening = sockets.listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
@@ -258,14 +258,14 @@ def _run_serve(flags: Parsed) -> int:
     if flags.lab is None:
         return serve(settings, load_served, listening, listen)
 
-    from llamado.cluster.lab import Lab
+    from llamado.cluster.latency_lab import LatencyLab
 
     split = settings.engine.split
     assert split is not None
-    lab = Lab(split.rpc, flags.lab)
+    lab = LatencyLab(split.rpc, flags.lab)
     try:
         drafts = settings.engine.drafts
-        if drafts.kinds is None:  # several tokens in a round trip would hide what a link costs
+        if drafts.kinds is None:  # drafts would hide the cost of a link: several tokens per round trip
             drafts = replace(drafts, kinds=())
         behind_taps = replace(settings.engine, split=replace(split, rpc=lab.endpoints), drafts=drafts)
         return serve(replace(settings, engine=behind_taps), load_served, listening, listen, lab)
@@ -274,17 +274,17 @@ def _run_serve(flags: Parsed) -> int:
 
 
 def _check_lab(flags: Parsed, settings: Settings) -> None:
-    """Raises FlagError where there would be no lab, or where somebody on another machine could play with it."""
+    """Raise FlagError if the latency lab has no links, or if other machines could use it without a key."""
     if flags.lab is None:
         return
     if not 0 <= flags.lab <= _MOST_LAB_WORKERS:
         raise FlagError(f"--lab: expected 0 to {_MOST_LAB_WORKERS} workers, got {flags.lab}")
     if serves_many(flags):
-        raise FlagError("--lab: links belong to one model: give -m MODEL")
+        raise FlagError("--lab: it needs the workers of one model: give -m MODEL")
     if not flags.lab and not flags.rpc:
         raise FlagError("--lab: there are no links: give --rpc HOST:PORT, or --lab N for workers on this machine")
     if not settings.access.api_keys and (open_ := [host for host in settings.hosts if not sockets.is_local(host)]):
         raise FlagError(
-            f"--lab with --host {', '.join(open_)}: whoever reaches this server could slow it down and kill workers: "
+            f"--lab with --host {', '.join(open_)}: any client could slow this server down and kill its workers; "
             "give --api-key KEY, or --host 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""Flags → how a model is divided among machines."""
+"""Options for splitting a model across machines, from flags."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
-_LEAST_TIMEOUT = 0.1  # seconds; less than that and a busy machine is taken for one that is gone
+_MIN_TIMEOUT = 0.1  # seconds; with less, a busy worker would count as lost
 
 
 def workers(given: list[str]) -> tuple[str, ...]:
-    """The endpoints that --rpc names. Raises FlagError."""
+    """Return the endpoints of --rpc. Raises FlagError."""
     from llamado.rpc.endpoint import Endpoint
 
     endpoints: dict[str, None] = {}
@@ -33,27 +33,27 @@ def workers(given: list[str]) -> tuple[str, ...]:
 
 
 def split_options(flags: Parsed) -> SplitOptions | None:
-    """How the model is divided among machines; None where there are no others. Raises FlagError."""
+    """Return the options for splitting the model, or None if it stays on this machine. Raises FlagError."""
     given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
-    # What has no effect without others is read all the same: nonsense is nonsense on one machine, too.
+    # Invalid values are rejected even if they have no effect without workers.
     tensor_split, n_gpu_layers = _tensor_split(flags.tensor_split), _gpu_layers(flags.gpu_layers)
     if flags.split_mode == "none" and tensor_split:
-        tensor_split = ()  # one device takes all, whatever its share
+        tensor_split = ()  # one device gets all layers, so shares have no meaning
     if not given:
         return None
     for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):
         if flags.values.get(key):
             others = " and ".join(f"--{other.replace('_', '-')}" for other in given)
-            raise FlagError(f"{label}: texts are made into vectors on this machine alone: leave out {others}")
+            raise FlagError(f"{label}: embeddings are computed on this machine only: omit {others}")
     endpoints = workers(flags.rpc or [])
     for key in ("rpc_failover", "rpc_wait", "rpc_request_wait"):
         seconds = flags.values[key]
         if seconds is not None and not 0 <= seconds < math.inf:
             raise FlagError(f"--{key.replace('_', '-')}: expected seconds, 0 or more, got {seconds}")
     for key in ("rpc_connect_timeout", "rpc_alive_timeout"):
-        if not _LEAST_TIMEOUT <= flags.values[key] < math.inf:
+        if not _MIN_TIMEOUT <= flags.values[key] < math.inf:
             raise FlagError(
-                f"--{key.replace('_', '-')}: expected seconds, {_LEAST_TIMEOUT:g} or more, got {flags.values[key]}"
+                f"--{key.replace('_', '-')}: expected seconds, {_MIN_TIMEOUT:g} or more, got {flags.values[key]}"
             )
     if bool(flags.rpc_cert) != bool(flags.rpc_key):
         raise FlagError("--rpc-cert and --rpc-key: give both or none")
@@ -62,7 +62,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         tensor_split=tensor_split,
         n_gpu_layers=n_gpu_layers,
         devices=_devices(flags),
-        overrides=(*_overrides(flags.override_tensor or []), *_kept_here(flags)),
+        overrides=(*_overrides(flags.override_tensor or []), *_local_weights(flags)),
         failover=flags.rpc_failover,
         wait=flags.rpc_wait,
         request_wait=flags.rpc_request_wait,
@@ -76,7 +76,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
 
 
 def draft_split(flags: Parsed) -> SplitOptions | None:
-    """How the draft model is divided; None where it is on this machine. Raises FlagError."""
+    """Return the options for splitting the draft model, or None if it stays on this machine. Raises FlagError."""
     devices = listed([flags.spec_draft_device or ""])
     split = split_options(flags)
     if split is None or not devices or devices == ["none"]:
@@ -93,7 +93,7 @@ def draft_split(flags: Parsed) -> SplitOptions | None:
 
 
 def listed(given: list[str]) -> list[str]:
-    """The parts of flags that take lists, each of which may be given more than once."""
+    """Return the items of a flag that takes comma-separated lists and may be repeated."""
     return [part.strip() for text in given for part in text.split(",") if part.strip()]
 
 
@@ -110,10 +110,10 @@ def _tensor_split(text: str) -> tuple[float, ...] | None:
         try:
             shares.append(float(part))
         except ValueError:
-            problem = f"got {text!r}, of which {part.strip()!r} is no number"
-            raise FlagError(f"{label}: expected auto, memory, or proportions as 3,1, {problem}") from None
+            problem = f"{part.strip()!r} in {text!r} is not a number"
+            raise FlagError(f"{label}: expected auto, memory, or proportions such as 3,1; {problem}") from None
     if not shares:
-        raise FlagError(f"{label}: expected auto, memory, or proportions as 3,1, got {text!r}")
+        raise FlagError(f"{label}: expected auto, memory, or proportions such as 3,1, got {text!r}")
     if problem := share_problem(shares):
         raise FlagError(f"{label} {text}: {problem}")
     return tuple(shares)
@@ -129,7 +129,7 @@ def _gpu_layers(text: str) -> int | None:
         n = int(word)
     except ValueError:
         raise FlagError(f"-ngl/--gpu-layers: expected a whole number, all or auto, got {text!r}") from None
-    if n < 0:  # llama.cpp: -1 is auto, anything below all
+    if n < 0:  # as in llama.cpp: -1 is auto, lower numbers are all
         return None if n == -1 else ALL_LAYERS
     return n
 
@@ -139,14 +139,14 @@ def _devices(flags: Parsed) -> tuple[str, ...]:
     if flags.device is not None and not given:
         raise FlagError("-dev/--device: expected names of devices, comma-separated, got an empty text")
     if "none" in given and len(given) > 1:
-        raise FlagError("-dev/--device: none stands alone")
+        raise FlagError("-dev/--device: none cannot be combined with other devices")
     if flags.split_mode in ("row", "tensor"):
-        raise FlagError(f"-sm/--split-mode {flags.split_mode}: devices share whole layers only; use layer or none")
+        raise FlagError(f"-sm/--split-mode {flags.split_mode}: not supported; use layer or none")
     if flags.split_mode == "none" and "none" not in given:
         n, names = flags.main_gpu, given or [f"RPC{flags.main_gpu}"]
         if not 0 <= n < (len(given) if given else 10_000):
-            among = f", a place in --device {','.join(given)}" if given else ""
-            raise FlagError(f"-mg/--main-gpu: expected a device's number, counted from 0{among}, got {n}")
+            among = f" in --device {','.join(given)}" if given else ""
+            raise FlagError(f"-mg/--main-gpu: expected the index of a device, counted from 0{among}, got {n}")
         return (names[n if given else 0],)
     return tuple(given)
 
@@ -160,13 +160,13 @@ def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise FlagError(f"-ot/--override-tensor: {pattern!r} is no regular expression: {error}") from None
+            raise FlagError(f"-ot/--override-tensor: {pattern!r} is not a regular expression: {error}") from None
         overrides.append((pattern, device))
     return tuple(overrides)
 
 
-def _kept_here(flags: Parsed) -> tuple[tuple[str, str], ...]:
-    """Overrides that keep experts, or other feed-forward networks, on this machine."""
+def _local_weights(flags: Parsed) -> tuple[tuple[str, str], ...]:
+    """Return overrides that keep experts, or dense feed-forward networks, on this machine."""
     patterns = [EXPERTS] if flags.cpu_moe else []
     for key, weights in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", NETWORKS)):
         n = flags.values[key]
@@ -178,7 +178,7 @@ def _kept_here(flags: Parsed) -> tuple[tuple[str, str], ...]:
 
 
 def _split_overrides(given: list[str]) -> list[str]:
-    """Items between commas; a comma before anything without `=` belongs to the pattern (`blk\\.\\d{1,2}=CPU`)."""
+    """Split at commas. A comma in front of a part without `=` belongs to the pattern (`blk\\.\\d{1,2}=CPU`)."""
     items: list[str] = []
     for text in given:
         pending = ""

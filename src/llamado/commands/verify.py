@@ -1,4 +1,4 @@
-"""`llamado verify`: whether servers give the same answers to the same prompts and seeds, under load, byte by byte."""
+"""`llamado verify`: check that servers under load give the same answers to the same prompts and seeds, byte by byte."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llamado.flags import FlagError, Parsed
 from llamado.terminal.text import print
 
 TOP = 5
-"""Likeliest tokens that are shown of both servers where they part."""
-EXPLAINED = 8
-"""Differences that are looked into; the others are counted."""
+"""Most likely tokens shown for both servers where their answers diverge."""
+MAX_EXPLAINED = 8
+"""Differences that are examined; further ones are only counted."""
 _TOPICS = (
     "the sea", "a bicycle", "prime numbers", "the moon", "bread", "a railway station", "winter", "glass", "a violin",
     "photosynthesis", "the year 1848", "chess",
@@ -33,13 +33,13 @@ _FORMS = (
 )
 
 
-class CannotCompare(LlamadoError):
-    """A server gives no answer to compare."""
+class CompareError(LlamadoError):
+    """A server returned no answer to compare."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One prompt, and what all servers are asked for with it."""
+class VerifyRequest:
+    """A prompt and its parameters, sent to all servers."""
 
     number: int
     prompt: str
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What a server said."""
+    """Answer of a server."""
 
     content: str
     tokens: tuple[int, ...]
@@ -72,7 +72,7 @@ class ServerAnswer:
 
 @dataclass
 class ComparedServer:
-    """One that is compared: its address, what it runs, what it said to each prompt."""
+    """One of the servers: its client, its answer to each prompt, and its receipt."""
 
     client: AsyncLlamaServerClient
     answers: list[ServerAnswer] = field(default_factory=list)
@@ -82,28 +82,29 @@ class ComparedServer:
     def url(self) -> str:
         return self.client.base_url
 
-    async def ask(self, asked: Asked) -> ServerAnswer:
-        """Raises RequestFailed, ServerUnavailable."""
-        told = await self.client.completion(asked.prompt, **asked.options)
+    async def ask(self, request: VerifyRequest) -> ServerAnswer:
+        """Send a request. Raises RequestFailed and ServerUnavailable."""
+        response = await self.client.completion(request.prompt, **request.options)
         if not self.receipt:
-            self.receipt = told.get("llamado_receipt") or await self._facts(told)
-        return ServerAnswer(str(told.get("content")), tuple(told.get("tokens") or ()), str(told.get("stop_type")))
+            self.receipt = response.get("llamado_receipt") or await self._facts(response)
+        content, stop = str(response.get("content")), str(response.get("stop_type"))
+        return ServerAnswer(content, tuple(response.get("tokens") or ()), stop)
 
-    async def _facts(self, told: dict[str, Any]) -> dict[str, Any]:
-        """What a server without receipts tells of itself."""
+    async def _facts(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return a substitute for the receipt of a server that has none."""
         props = await self.client.props()
         return {
             "build": props.get("build_info"),
-            "model": told.get("model"),
+            "model": response.get("model"),
             "path": props.get("model_path"),
-            "settings": told.get("generation_settings"),
+            "settings": response.get("generation_settings"),
         }
 
-    async def top(self, asked: Asked, before: Sequence[int]) -> list[dict[str, Any]]:
-        """The likeliest tokens after a prompt and the tokens `before`. Raises RequestFailed, ServerUnavailable."""
-        prompt = await self.client.tokenize(asked.prompt, add_special=True)
-        told = await self.client.completion([*prompt, *before], n_predict=1, n_probs=TOP, temperature=0.0)
-        places = told.get("completion_probabilities") or [{}]
+    async def top(self, request: VerifyRequest, before: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the most likely tokens after prompt and `before`. Raises RequestFailed and ServerUnavailable."""
+        prompt = await self.client.tokenize(request.prompt, add_special=True)
+        response = await self.client.completion([*prompt, *before], n_predict=1, n_probs=TOP, temperature=0.0)
+        places = response.get("completion_probabilities") or [{}]
         found = places[0].get("top_logprobs") or []
         return [{"token": p.get("token"), "id": p.get("id"), "logprob": p.get("logprob")} for p in found[:TOP]]
 
@@ -111,30 +112,30 @@ class ComparedServer:
 Side = tuple[ComparedServer, ServerAnswer]
 
 
-def made_prompts(count: int) -> list[str]:
-    """So many different prompts, always the same ones."""
+def generated_prompts(count: int) -> list[str]:
+    """Return `count` different prompts, the same ones on each call."""
     made = [form.format(topic) for topic in _TOPICS for form in _FORMS]
     return [f"{made[i % len(made)]}{'' if i < len(made) else f'({i // len(made) + 1}) '}" for i in range(count)]
 
 
 def differing_token(a: ServerAnswer, b: ServerAnswer) -> int:
-    """The place of the first token at which two answers part."""
+    """Return the index of the first token at which two answers differ."""
     pairs = zip(a.tokens, b.tokens, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.tokens), len(b.tokens)))
 
 
-async def compare(servers: Sequence[ComparedServer], prompts: Sequence[Asked], parallel: int) -> dict[str, Any]:
-    """Ask all servers for all prompts, `parallel` at a time each; what was found, as `--json` gives it."""
+async def compare(servers: Sequence[ComparedServer], prompts: Sequence[VerifyRequest], parallel: int) -> dict[str, Any]:
+    """Send all requests to all servers, `parallel` at a time to each; return the result in the format of `--json`."""
     await asyncio.gather(*(_ask_all(server, prompts, parallel) for server in servers))
     first = servers[0]
     differences: list[dict[str, Any]] = []
     n_different = 0
     for other in servers[1:]:
-        for asked, a, b in zip(prompts, first.answers, other.answers, strict=True):
+        for request, a, b in zip(prompts, first.answers, other.answers, strict=True):
             if a != b:
                 n_different += 1
-                if len(differences) < EXPLAINED:
-                    differences.append(await _explain(asked, (first, a), (other, b)))
+                if len(differences) < MAX_EXPLAINED:
+                    differences.append(await _explain(request, (first, a), (other, b)))
     return {
         "equal": not n_different and not _conflicts(servers),
         "prompts": len(prompts),
@@ -147,18 +148,18 @@ async def compare(servers: Sequence[ComparedServer], prompts: Sequence[Asked], p
     }
 
 
-async def _ask_all(server: ComparedServer, prompts: Sequence[Asked], parallel: int) -> None:
-    room = asyncio.Semaphore(parallel)
+async def _ask_all(server: ComparedServer, prompts: Sequence[VerifyRequest], parallel: int) -> None:
+    limit = asyncio.Semaphore(parallel)
 
-    async def ask(asked: Asked) -> ServerAnswer:
-        async with room:
-            return await server.ask(asked)
+    async def ask(request: VerifyRequest) -> ServerAnswer:
+        async with limit:
+            return await server.ask(request)
 
     server.answers = list(await asyncio.gather(*map(ask, prompts)))
 
 
-async def _explain(asked: Asked, one: Side, other: Side) -> dict[str, Any]:
-    """Where two answers part, what was likely there, and whether each server repeats itself when it is idle."""
+async def _explain(request: VerifyRequest, one: Side, other: Side) -> dict[str, Any]:
+    """Describe the first differing token: the likely tokens there, and if each idle server repeats its answer."""
     place = differing_token(one[1], other[1])
     before = one[1].tokens[:place]
     sides = []
@@ -168,48 +169,48 @@ async def _explain(asked: Asked, one: Side, other: Side) -> dict[str, Any]:
                 "url": server.url,
                 "token": answer.tokens[place] if place < len(answer.tokens) else None,
                 "content": answer.content,
-                "top": await server.top(asked, before),
-                "repeats_itself": await server.ask(asked) == answer,
+                "top": await server.top(request, before),
+                "repeats_itself": await server.ask(request) == answer,
             }
         )
-    return {"prompt": asked.prompt, "number": asked.number, "seed": asked.seed, "token": place, "sides": sides}
+    return {"prompt": request.prompt, "number": request.number, "seed": request.seed, "token": place, "sides": sides}
 
 
 def _differ(servers: Sequence[ComparedServer], name: str) -> bool:
-    known = [json.dumps(s.receipt[name], sort_keys=True) for s in servers if s.receipt.get(name) is not None]
-    return len(set(known)) > 1
+    values = [json.dumps(s.receipt[name], sort_keys=True) for s in servers if s.receipt.get(name) is not None]
+    return len(set(values)) > 1
 
 
 def _conflicts(servers: Sequence[ComparedServer]) -> list[str]:
-    """What has to be equal for answers to be."""
+    """Return differences that prevent equal answers."""
     hashes = {tuple(f["sha256"] for f in s.receipt["files"]) for s in servers if s.receipt.get("files")}
     found = ["the model files differ"] if len(hashes) > 1 else []
     return found + (["the sampler profiles differ"] if _differ(servers, "profile_id") else [])
 
 
 def _notes(servers: Sequence[ComparedServer]) -> list[str]:
-    """What may make answers differ, and need not."""
-    names = {"build": "builds", "instruction_set": "instruction sets", "model": "names of the models"}
+    """Return differences that can change answers, but need not."""
+    names = {"build": "builds", "instruction_set": "instruction sets", "model": "model names"}
     found = [f"the {what} differ" for name, what in names.items() if _differ(servers, name)]
     plain = [server.url for server in servers if "profile_id" not in server.receipt]
     return found + ([f"no receipts from {', '.join(plain)}: the model file is not compared"] if plain else [])
 
 
 def run_verify(flags: Parsed, urls: Sequence[str]) -> int:
-    """Compare servers; the exit code: 0 all equal, 1 something differs. Raises FlagError, LlamadoError."""
+    """Compare servers and return the exit code: 0 all equal, 1 something differs. Raises FlagError, LlamadoError."""
     if len(urls) < 2:
-        raise FlagError("verify: expected two or more addresses")
+        raise FlagError("verify: expected two or more URLs")
     for key, name in (("count", "-n"), ("parallel", "--parallel"), ("verify_tokens", "--n-predict")):
         if flags.values[key] < 1:
             raise FlagError(f"{name}: expected 1 or more, got {flags.values[key]}")
     if flags.prompts:
         texts = [line for line in read_file("--prompts", flags.prompts).splitlines() if line.strip()]
         if not texts:
-            raise FlagError(f"--prompts {flags.prompts}: there is no prompt in it")
+            raise FlagError(f"--prompts {flags.prompts}: no prompt in the file")
         texts = [texts[i % len(texts)] for i in range(flags.count if "count" in flags.given else len(texts))]
     else:
-        texts = made_prompts(flags.count)
-    prompts = [Asked(i, text, flags.verify_tokens, flags.verify_temperature) for i, text in enumerate(texts)]
+        texts = generated_prompts(flags.count)
+    prompts = [VerifyRequest(i, text, flags.verify_tokens, flags.verify_temperature) for i, text in enumerate(texts)]
     found = asyncio.run(_run(urls, prompts, flags.parallel, flags.verify_key))
     if flags.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -218,13 +219,13 @@ def run_verify(flags: Parsed, urls: Sequence[str]) -> int:
     return 0 if found["equal"] else 1
 
 
-async def _run(urls: Sequence[str], prompts: Sequence[Asked], parallel: int, key: str | None) -> dict[str, Any]:
+async def _run(urls: Sequence[str], prompts: Sequence[VerifyRequest], parallel: int, key: str | None) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncLlamaServerClient(url, api_key=key)) for url in urls]
         try:
             return await compare([ComparedServer(client) for client in clients], prompts, parallel)
         except RequestFailed as error:
-            raise CannotCompare(f"the servers cannot be compared: {error}") from None
+            raise CompareError(f"the servers cannot be compared: {error}") from None
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -240,10 +241,10 @@ def _print(found: dict[str, Any]) -> None:
         print(f"\nprompt {difference['number']} (seed {difference['seed']}): token {difference['token']} differs")
         for side in difference["sides"]:
             top = ", ".join(f"{p['token']!r} {p['logprob']:.4f}" for p in side["top"] if p["logprob"] is not None)
-            again = "" if side["repeats_itself"] else "; asked again when idle it says something else"
+            again = "" if side["repeats_itself"] else "; its answer differs again when idle"
             print(f"  {side['url']}: {side['token']} of {top}{again}")
     n, bad = found["prompts"], found["different_answers"]
     if found["equal"]:
-        print(f"{n} prompts, {found['parallel']} at once: all answers are equal, byte by byte")
+        print(f"{n} prompts, {found['parallel']} at once: all answers equal, byte by byte")
     else:
         print(f"\n{n} prompts, {found['parallel']} at once: {bad} answer(s) differ", file=sys.stdout)

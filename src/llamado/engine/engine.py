@@ -5,7 +5,7 @@ request's answer never depends on the others (invariant 1), so the engine is fre
 cells, pieces of prompts, and their order.
 
 This file has the thread and its loop. The parts are in scheduler/: queue.py (waiting and rejected requests), batch.py
-(the next batch), prefix.py (cells of sequences), output.py (from logits to the next token), recovery.py (lost devices),
+(the next batch), prefix.py (cells of sequences), output.py (from logits to the next token), outage.py (lost devices),
 slot_io.py (saving and restoring slots), statistics.py (metrics).
 """
 
@@ -20,28 +20,30 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
-from llamado.engine.forward.lora_scales import DefaultScales
+from llamado.engine.lora_scales import DefaultScales
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
+from llamado.engine.scheduler.outage import OutageHandler
 from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
-from llamado.engine.scheduler.prefix import SequenceCache, SnapshotOptions
+from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.recovery import EngineRecovery
 from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN = 0.05
 # most seconds by which the lengths of answers in a snapshot lag behind
 _SHOW_AGAIN = 0.1
-_SNAPSHOTS = SnapshotOptions()
+_OPTIONS = EngineOptions()
 _MOST_ON_TRUST = 16
 """Most batches in flight while windows of draft tokens are sent behind them."""
 
@@ -80,116 +82,61 @@ class _InFlightBatch(NamedTuple):
 class Engine:
     """Answers requests on one thread of its own; all methods may be called from any thread.
 
-    `n_ctx`: most tokens of one sequence. `n_batch`: most tokens in one step (never more than `forward.max_batch`).
-    `prefill_chunk`: most tokens in a step while some slot is generating; fewer if a step of that many would take longer
-    than STEP_SECONDS, so that a long prompt delays the others' tokens little. `cont_batching` off: prompts wait until
-    no slot is generating. `top_rows`: a faster kernel.
-
-    `lora`: scales of the model's adapters for requests without their own (see `set_lora`), `invocations`: the tokens
-    that activate adapters (see DefaultScales). Requests with different scales alternate, never share a forward pass,
-    and never reuse each other's cells.
-
-    `drafts`: sources of draft tokens (see drafts/), for this engine only; None: no drafts.
-
-    `context_shift`: an answer that fills the context drops its older half and continues (see Request.n_keep), instead
-    of ending. `cache_ram`: MiB of the prompt cache (-1: no limit, 0: none); see cache/prompt_cache.py. `idle_slots`:
-    treatment of idle slots when a request starts: their sequences are copied to the prompt cache ("keep"), or moved
-    there ("clear"); None: nothing before room is needed. `snapshots`: checkpoints in models that do not keep all
-    tokens; they are in the prompt cache, too. `disk`: the cache for sequences evicted from the prompt cache, and for
-    its contents when the engine ends. `max_queue`: most requests that wait for a slot.
+    `options`: those of loading are ignored; n_ctx 0: as many tokens as the memory has. `scales`: scales of the model's
+    adapters for requests without their own (see `set_lora`). Requests with different scales alternate, never share a
+    forward pass, and never reuse each other's cells. `drafts`: sources of draft tokens (see drafts/), for this engine
+    only; None: no drafts. `top_rows`: a faster kernel.
 
     Cells are reused only for common prefixes: moving the cells of a later piece to another prompt (llama-server's
     `n_cache_reuse`) would change answers.
 
-    When a device is lost, the engine pauses until it is back, or `failover` seconds later until its layers are on other
-    devices (None: never). Then every sequence is read again and continues at its last token. The same happens when the
-    device comes back and gets its layers again. Requests that wait for a slot meanwhile fail with Unavailable after
-    `wait` seconds.
+    When a device is lost, the engine pauses until it is back, or `split.failover` seconds later until its layers are on
+    other devices (None: never). Then every sequence is read again and continues at its last token. The same happens
+    when the device comes back and gets its layers again. Requests that wait for a slot meanwhile fail with Unavailable
+    after `split.request_wait` seconds.
 
-    `spare_core`: True if the forward pass leaves a core to the receivers of events; otherwise the engine's thread
-    leaves its own core to them (see `submit`).
+    Unless the forward pass leaves a core to the receivers of events, the engine's thread leaves its own core to them
+    (see `submit`).
     """
 
     def __init__(
         self,
         forward: Forward,
         tokenizer: EngineVocabulary,
+        options: EngineOptions = _OPTIONS,
         *,
-        n_slots: int = 1,
-        n_ctx: int | None = None,
-        n_batch: int = 2048,
-        prefill_chunk: int = 256,
-        cont_batching: bool = True,
-        slot_prompt_similarity: float = 0.1,
-        context_shift: bool = False,
-        cache_ram: int = 0,
-        idle_slots: Literal["keep", "clear"] | None = None,
-        snapshots: SnapshotOptions = _SNAPSHOTS,
-        disk: DiskCache | None = None,
-        max_queue: int = 1024,
-        top_rows: RowFinder = top_rows_numpy,
-        lora: Sequence[float] = (),
-        invocations: Sequence[Sequence[int]] = (),
+        scales: DefaultScales | None = None,
         drafts: DraftManager | None = None,
-        failover: float | None = None,
-        wait: float = 30.0,
-        spare_core: bool = True,
+        top_rows: RowFinder = top_rows_numpy,
     ) -> None:
         n_cells = forward.memory.n_cells
-        n_ctx = n_cells if n_ctx is None else n_ctx
+        n_ctx = options.n_ctx_slot or n_cells
         if not 0 < n_ctx <= n_cells:
             raise ValueError(f"a sequence of {n_ctx} tokens does not fit the pool of {n_cells} cells")
-        if n_slots < 1:
-            raise ValueError(f"at least one slot is needed, not {n_slots}")
+        if options.n_slots < 1:
+            raise ValueError(f"at least one slot is needed, not {options.n_slots}")
         self.n_ctx = n_ctx
         self._forward = forward
         self._tokenizer = tokenizer
         self._top_rows = top_rows
-        self._disk = disk
-        self._leaves_core = not spare_core
-        self._similarity = slot_prompt_similarity
-        self._lora = DefaultScales(lora, invocations)
-        self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
+        self._leaves_core = not options.leaves_core
+        self._similarity = options.slot_prompt_similarity
+        self._lora = DefaultScales() if scales is None else scales
+        self._slots = [Slot(i, n_ctx) for i in range(options.n_slots)]
         if not forward.memory.supports_drafts:
             drafts = None
         self._drafts = drafts
         self._stats = Statistics(drafts)
-        self._queue = Queue(self._slots, max_queue)
+        self._queue = Queue(self._slots, options.max_queue)
         self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
-        self._recovery = EngineRecovery(forward, self._queue, self._calls, failover=failover, wait=wait)
+        self._outages = OutageHandler(forward.recovery, self._queue, self._calls, options.split or SplitOptions())
         self._sequence_cache = SequenceCache(
-            forward,
-            self._slots,
-            self._stats,
-            n_ctx=n_ctx,
-            cache_ram=cache_ram,
-            idle_slots=idle_slots,
-            snapshots=snapshots,
-            control=tokenizer.control,
-            disk=disk,
-            notify=self._queue.notify,
-            note_loss=self._recovery.note,
+            forward, self._queue, self._stats, options, tokenizer.control, self._outages.note
         )
-        self._planner = Planner(
-            forward,
-            self._slots,
-            self._sequence_cache,
-            self._stats,
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            prefill_chunk=prefill_chunk,
-            cont_batching=cont_batching,
-            drafts=drafts,
-        )
+        self._planner = Planner(forward, self._slots, self._sequence_cache, self._stats, options, drafts)
         self._output_processor = OutputProcessor(
-            tokenizer,
-            self._queue,
-            self._stats,
-            n_ctx=n_ctx,
-            context_shift=context_shift,
-            top_rows=top_rows,
-            shift=self._sequence_cache.shift,
+            tokenizer, self._queue, self._stats, options, top_rows, self._sequence_cache.shift
         )
         self._in_flight: deque[_InFlightBatch] = deque()
         self._idle_since: float | None = time.monotonic()
@@ -197,7 +144,7 @@ class Engine:
         self._prepared = False  # True once the forward has used all the idle time it needs
         self._busy_since: float | None = None  # when the running step began; None: no step, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
-        forward.watch(self._queue.notify)
+        forward.recovery.watch(self._queue.notify)
         self._thread.start()
 
     # -- called from any thread --------------------------------------------------------------------------------------
@@ -283,17 +230,19 @@ class Engine:
         self._queue.add_slot_task(slot_task)
         return slot_task.future
 
-    def use_prompt_memory(self, limit: int | None, disk: DiskCache | None) -> None:
-        """Keep prompts that no slot holds in so many bytes of memory (None: no limit, 0: not at all), and on disk.
+    @property
+    def disk(self) -> DiskCache | None:
+        """The prompt cache on disk."""
+        return self._sequence_cache.disk
 
-        Waits until no step is under way. Raises Unavailable or EngineClosed.
+    def use_prompt_memory(self, limit: int | None, folder: Path | None = None, folder_limit: int = 0) -> None:
+        """Keep prompts that no slot holds in so many bytes of memory (None: no limit, 0: not at all), and in a folder.
+
+        Waits until no step is under way. Raises DiskCacheUnusable, Unavailable or EngineClosed.
         """
-
-        def use() -> None:
-            self._sequence_cache.use_memory(limit, disk)
-            self._disk = disk
-
-        self.between_steps(use, forget=False)
+        cache = self._sequence_cache
+        disk = None if folder is None else cache.open_disk(folder, folder_limit)
+        self.between_steps(lambda: cache.use_memory(limit, disk), forget=False)
 
     def between_steps(self, work: Callable[[], None], *, forget: bool) -> None:
         """Run `work` on the engine's thread between two steps, and wait for it. With `forget`, all cells are dropped.
@@ -345,23 +294,23 @@ class Engine:
     # -- the engine thread -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        queue, recovery = self._queue, self._recovery
+        queue, outages = self._queue, self._outages
         while True:
             self._busy_since = None
-            lost = recovery.current_loss()
-            if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
+            lost = outages.current_loss()
+            if lost is not None or outages.returned or not any(slot.task for slot in self._slots):
                 queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
-                recovery.pause(lost, self._forget_cells, self._show)
+                outages.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
                 self._show()
-            elif recovery.returned and not queue.closing:
-                recovery.move_back(self._forget_cells)
+            elif outages.returned and not queue.closing:
+                outages.move_back(self._forget_cells)
                 self._prepared = False
                 self._show()
             with queue.wake:
                 idle = not (queue.closing or self._calls or self._is_busy())
-                if idle and self._prepared and recovery.current_loss() is None and not recovery.returned:
+                if idle and self._prepared and outages.current_loss() is None and not outages.returned:
                     self._show()
                     queue.wake.wait()
                 queue.receive()
@@ -372,7 +321,7 @@ class Engine:
             self._busy_since = time.monotonic()
             if closing:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
-                if idle or time.monotonic() >= deadline or recovery.current_loss() is not None:
+                if idle or time.monotonic() >= deadline or outages.current_loss() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     self._sequence_cache.save()
                     self._sequence_cache.reset()  # another engine may have the forward pass next
@@ -383,7 +332,7 @@ class Engine:
                     queue.deliver()
                     lost = self._calls.run()
                     if lost is not None:
-                        recovery.note(lost)
+                        outages.note(lost)
                 elif self._step():
                     alike = queue.n_over == n_over and self._busy_since < self._shown + _SHOW_AGAIN
                 else:
@@ -404,7 +353,7 @@ class Engine:
         """Wait for changes, because all work waits for a held slot."""
         queue = self._queue
         with queue.wake:
-            if queue.has_news or self._calls or self._recovery.current_loss():
+            if queue.has_news or self._calls or self._outages.current_loss():
                 return
             loads = [slot.load for slot in self._slots if slot.load is not None]
             if any(slot.held for slot in self._slots) or (loads and not any(load.has_news for load in loads)):
@@ -415,7 +364,7 @@ class Engine:
         try:
             return self._forward.prepare_ahead()
         except DeviceLost as error:
-            self._recovery.note(error)
+            self._outages.note(error)
         except Exception:
             log.exception("preparing later batches failed")
         return False
@@ -440,7 +389,7 @@ class Engine:
             try:
                 slots, counts = self._planner.plan_draft_only() if enough else self._planner.plan()
             except DeviceLost as error:  # from copying cells
-                self._recovery.note(error)
+                self._outages.note(error)
                 return True
             if not slots:
                 break
@@ -627,7 +576,7 @@ class Engine:
         the requests of this batch.
         """
         if isinstance(error, DeviceLost):
-            self._recovery.note(error)
+            self._outages.note(error)
             return
         log.error("a forward pass failed", exc_info=error)
         named = compute_failed(error)
@@ -677,7 +626,7 @@ class Engine:
         self._shown = time.monotonic()
 
     def _take_snapshot(self) -> EngineSnapshot:
-        memory, store = self._sequence_cache.memory, self._sequence_cache.store
+        memory, store, disk = self._sequence_cache.memory, self._sequence_cache.store, self._sequence_cache.disk
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
         n_deferred = self._queue.n_deferred
@@ -692,12 +641,12 @@ class Engine:
             n_deferred,
             memory.n_used,
             memory.n_cells,
-            self._recovery.fault,
+            self._outages.fault,
             self._idle_since,
             len(store) if store is not None else 0,
             store.nbytes + store.reserved if store is not None else 0,
-            self._disk.counters if self._disk is not None else None,
-            tuple(self._forward.away()),
+            disk.counters if disk is not None else None,
+            tuple(self._forward.recovery.away()),
             memory.n_shared,
             store.n_tokens if store is not None else 0,
             store.entries if store is not None else (),

@@ -14,15 +14,15 @@ import os
 import queue
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from llamado.devices.device import Device
-from llamado.devices.limits import cores, memory
+from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
-from llamado.engine.cache.disk_cache import DiskCache, check_folder
+from llamado.engine.cache.disk_cache import check_folder
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
@@ -30,12 +30,11 @@ from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
-from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, prompt_memory
+from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, prompt_memory
 from llamado.engine.forward.graphs import FEW
-from llamado.engine.forward.lora_scales import DefaultScales, default_scales
+from llamado.engine.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failure, Result, Token
-from llamado.engine.scheduler.prefix import SnapshotOptions
 from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
@@ -60,44 +59,28 @@ MOST_TOKENS = 1024
 """Most tokens of an answer if the model has no end-of-answer token."""
 
 
+@dataclass(eq=False, repr=False)
 class LoadedModel:
-    """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, `embedder`, `defaults`.
+    """A model with everything that answers requests.
 
     Options of `generate` and `chat` are the fields of Request and Sampling by name: `n_predict`, `stop`, `seed`,
     `temperature`, `top_k` …
     """
 
-    def __init__(
-        self,
-        file: GGUFFile,
-        model: Model,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        forward: Forward,
-        engine: Engine | NoGeneration,
-        defaults: Defaults | None = None,
-        *,
-        lacks: Sequence[str] = (),
-        embedder: Embedder | None = None,
-        cluster: Topology | None = None,
-        draft: DraftModel | None = None,
-    ) -> None:
-        """`lacks`: features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then.
-
-        `embedder`: computes embeddings; its forward pass is `forward`, or its own. `cluster`: the machines that the
-        model is divided among, None if it is not. `draft`: the draft model.
-        """
-        self.file = file
-        self.model = model
-        self.tokenizer = tokenizer
-        self.template = template
-        self.forward = forward
-        self.engine = engine
-        self.defaults = defaults if defaults is not None else Defaults()
-        self.lacks = tuple(lacks)
-        self.embedder = embedder
-        self.cluster = cluster
-        self.draft = draft
+    file: GGUFFile
+    model: Model
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    forward: Forward
+    engine: Engine | NoGeneration
+    defaults: Defaults = field(default_factory=Defaults)
+    lacks: tuple[str, ...] = ()
+    """Features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then."""
+    embedder: Embedder | None = None
+    """Computes embeddings; its forward pass is `forward`, or its own."""
+    cluster: Topology | None = None
+    """The machines that the model is divided among; None: only this one."""
+    draft: DraftModel | None = None
 
     @classmethod
     def load(
@@ -124,7 +107,7 @@ class LoadedModel:
         workers = options.split is not None
         path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
         report("opening the model", 0, 0)
-        memory_options(options)  # reports their errors before the file is opened
+        memory_request(options)  # reports their errors before the file is opened
         with ExitStack() as opened:
             file = GGUFFile.open(path, mmap=options.mmap)
             opened.callback(file.close)
@@ -193,8 +176,8 @@ class LoadedModel:
             template,
             forward,
             engine,
-            defaults,
-            lacks=missing,
+            defaults or Defaults(),
+            lacks=tuple(missing),
             embedder=embedder,
             cluster=cluster,
             draft=draft,
@@ -274,9 +257,8 @@ class LoadedModel:
         Those that were kept before are forgotten, or in their own folder. Raises DiskCacheUnusable, EngineError.
         """
         if not isinstance(self.engine, Engine):
-            raise EngineError("a model that only makes vectors remembers no prompts")
-        disk = None if folder is None else _disk_cache(self.forward, folder, folder_limit)
-        self.engine.use_prompt_memory(limit, disk)
+            raise EngineError("a model that only computes embeddings keeps no prompts")
+        self.engine.use_prompt_memory(limit, folder, folder_limit)
 
     def close(self, timeout: float = 0.0) -> None:
         """Stop all computation, after giving running answers `timeout` seconds, then free memory and close the file."""
@@ -355,7 +337,7 @@ def _runner(
     """
     from llamado.engine.forward.runner import ModelRunner
 
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     pool = None
     if options.split is None:
         figures = before_reading(figures_of(here), file)
@@ -370,26 +352,14 @@ def _runner(
     for note in found.notes:
         log.warning("%s", note)
     log.info("%s", found)
-    runner = ModelRunner(
-        file,
-        model,
-        [here] if pool is None else pool.devices,
-        None if pool is None else found.placement,
-        n_cells=found.n_cells,
-        n_ctx=found.n_ctx_slot,
-        n_sequences=options.n_slots,
-        max_batch=found.wanted.max_batch,
-        type_k=found.wanted.type_k,
-        type_v=found.wanted.type_v,
-        turned=options.turned,
-        n_drafted=found.wanted.n_drafted,
-        mlock=options.mlock,
-        progress=progress,
-        reconnect=None if pool is None else pool.reconnect,
-        replace=None if pool is None else pool.replace_lost,
-        wait=0.0 if options.split is None else options.split.wait,
-        features=features,
-    )
+    runner_options = replace(found.runner_options, mlock=options.mlock, features=features)
+    devices, placement = [here], None
+    if pool is not None:
+        devices, placement = pool.devices, found.placement
+        runner_options = replace(
+            runner_options, reconnect=pool.reconnect, replace=pool.replace_lost, wait=pool.split.wait
+        )
+    runner = ModelRunner(file, model, devices, runner_options, placement, progress)
     try:
         drafting = options.draft_kinds and (options.split is None or options.drafts.kinds)
         few = min(max(options.n_slots, 8) if drafting else options.n_slots, FEW)
@@ -417,36 +387,12 @@ def _engine(
     jit = compiler_of(here)
     top_rows = TopRows(jit)
     jit.rest()
-    split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
-    disk = None
-    if options.cache_disk is not None and cache_ram:
-        disk = _disk_cache(forward, Path(options.cache_disk), options.cache_disk_size)
-    return Engine(
-        forward,
-        tokenizer,
-        n_slots=options.n_slots,
-        n_ctx=n_ctx,
-        n_batch=options.n_batch,
-        cont_batching=options.cont_batching,
-        slot_prompt_similarity=options.slot_prompt_similarity,
-        context_shift=options.context_shift,
-        cache_ram=cache_ram,
-        snapshots=SnapshotOptions(options.ctx_checkpoints, options.checkpoint_min_step or options.max_batch),
-        idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
-        disk=disk,
-        max_queue=options.max_queue,
-        top_rows=top_rows,
-        lora=scales.each,
-        invocations=scales.invocations,
-        drafts=drafts,
-        failover=None if split is None else split.failover,
-        wait=30.0 if split is None else split.request_wait,
-        spare_core=(options.n_threads or cores()) < cores(),
+    fitted = replace(
+        options,
+        n_ctx=n_ctx * (1 if options.unified else options.n_slots),
+        cache_ram=prompt_memory(options.cache_ram, memory().total),
     )
-
-
-def _disk_cache(forward: Forward, folder: Path, limit: int) -> DiskCache:
-    return DiskCache(folder, limit, lambda scales: forward.cell_kind(scales), lambda: forward.numerics)
+    return Engine(forward, tokenizer, fitted, scales=scales, drafts=drafts, top_rows=top_rows)
 
 
 def _close(forward: object) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llamado.devices.device import Device
+from llamado.devices.limits import cores
 from llamado.devices.registry import DeviceOptions, open_device
 from llamado.devices.split.placement import SplitOptions
 from llamado.models.keys import FILE_ROPE, RopeOptions
@@ -105,30 +106,77 @@ class DraftOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Options of loading and running a model: see `LoadedModel.load`, and `Engine` for those it takes."""
+class SchedulerOptions:
+    """Options of slots, batches and the queue."""
 
     n_ctx: int = 0
     """Tokens of context, shared by all slots or divided among them; 0: as many as the model was trained with."""
-    beyond_training: bool = False
-    """True to have cells for all of n_ctx even if slots use less, for callers that drive the forward pass directly."""
-    fit: FitOptions = FitOptions()
-    """Options that may be changed if memory is short."""
     n_slots: int = 1
     """Requests that are answered at a time."""
     unified: bool = True
     """All slots share one context of n_ctx, instead of n_ctx / n_slots each."""
     n_batch: int = 2048
     """Most tokens in a step."""
+    prefill_chunk: int = 256
+    """Most tokens in a step while some slot is generating; fewer if a step of that many would take longer than
+    STEP_SECONDS, so that a long prompt delays the others' tokens little.
+    """
+    cont_batching: bool = True
+    """False: prompts wait until no slot is generating."""
+    slot_prompt_similarity: float = 0.1
+    """Least share of a prompt that a slot's cells must have in common with it, to be chosen for that."""
+    context_shift: bool = False
+    """True if an answer that fills the context drops its older half and continues (see Request.n_keep), instead of
+    ending.
+    """
+    max_queue: int = 1024
+    """Most requests that wait for a slot; more are rejected."""
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Tokens of one slot's context; 0: as many as the memory has."""
+        return self.n_ctx if self.unified else self.n_ctx // self.n_slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Options of the prompt cache, and of the checkpoints in models that do not keep all tokens."""
+
+    cache_ram: int = 0
+    """MiB of the prompt cache; -1: no limit, 0: none. A loaded model uses at most half of the memory."""
+    cache_disk: str | None = None
+    """Folder of the prompt cache on disk: for evicted sequences, and for all of them when the engine ends."""
+    cache_disk_size: int = 10 << 30
+    """Most bytes in that folder."""
+    cache_idle_slots: Literal["keep", "clear"] | None = None
+    """Treatment of idle slots when a request starts: their sequences are copied to the prompt cache ("keep"), or moved
+    there ("clear"); None: nothing before room is needed.
+    """
+    ctx_checkpoints: int = 32
+    """Most checkpoints of a sequence, in this machine's memory; the prompt cache has them, too."""
+    checkpoint_min_step: int = 8192
+    """Tokens between regular checkpoints; 0: after every forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(SchedulerOptions, CacheOptions):
+    """Options of loading and running a model (`LoadedModel.load`, `Engine`).
+
+    Each part of the engine takes the base class it needs, so one record is passed down whole.
+    """
+
+    beyond_training: bool = False
+    """True to have cells for all of n_ctx even if slots use less, for callers that drive the forward pass directly."""
+    fit: FitOptions = FitOptions()
+    """Options that may be changed if memory is short."""
     n_ubatch: int = 512
     """Most tokens in a forward pass."""
-    cont_batching: bool = True
     n_threads: int | None = None
     n_threads_batch: int | None = None
     type_k: str = "f16"
     """The type of the KV cache."""
     type_v: str = "f16"
-    turned: bool = True
+    rotated: bool = True
     """True to rotate keys and values (Hadamard) before they are quantized."""
     mmap: bool = True
     """True to map the file instead of reading it into memory."""
@@ -142,23 +190,6 @@ class EngineOptions:
     """Other machines that share the model; None: only this one."""
     drafts: DraftOptions = DraftOptions()
     """Sources of draft tokens; by default only if the model is split."""
-    slot_prompt_similarity: float = 0.1
-    context_shift: bool = False
-    """True if a full context drops its older half instead of ending the answer."""
-    cache_ram: int = 0
-    """MiB of the prompt cache, at most half of the memory; -1: no limit, 0: none."""
-    cache_disk: str | None = None
-    """Folder of the prompt cache on disk: for evicted sequences, and for all of them when the engine ends."""
-    cache_disk_size: int = 10 << 30
-    """Most bytes in that folder."""
-    ctx_checkpoints: int = 32
-    """Most checkpoints of a sequence in a model that does not keep all tokens."""
-    checkpoint_min_step: int = 8192
-    """Tokens between regular checkpoints; 0: after every forward pass."""
-    cache_idle_slots: bool = False
-    """True to move idle slots' prompts to the prompt cache whenever a request starts."""
-    max_queue: int = 1024
-    """Most requests that wait for a slot; more are rejected."""
     lora: tuple[tuple[str, float], ...] = ()
     """Adapters: path and scale."""
     lora_apply: bool = True
@@ -195,6 +226,11 @@ class EngineOptions:
     def max_batch(self) -> int:
         """Most tokens in a forward pass."""
         return min(self.n_batch, self.n_ubatch)
+
+    @property
+    def leaves_core(self) -> bool:
+        """True if the forward pass leaves a core of this machine to other threads."""
+        return (self.n_threads or cores()) < cores()
 
     def device(self) -> Device:
         """Open this machine's device with these threads."""

@@ -10,7 +10,7 @@ from llamado.devices.limits import memory
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
-from llamado.engine.forward.fitting import Fit, fit, memory_options, read_text
+from llamado.engine.forward.fitting import Fit, fit, memory_request, read_text
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
 from llamado.gguf.inspect import size_text
@@ -101,7 +101,7 @@ def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
     model = load_model(header, options.rope)
     figures = _figures(options.split)
     try:
-        found = fit(header, model, memory_options(options), figures, options.split)
+        found = fit(header, model, memory_request(options), figures, options.split)
     except NotEnoughMemory as error:
         fitting = _fitting(header, sum(error.missing.values()))
         raise NotEnoughMemory(f"{error}{fitting}", error.missing, error.placement) from error

@@ -1,1 +1,1 @@
-"""Many replicas of a server behind one address: ours, or the real llama-server."""
+"""Gateway: load balancing over many replicas of a server (llamado or llama-server) behind one address."""

@@ -1,4 +1,4 @@
-"""The gateway's application: what goes to replicas, what it answers itself, and what its administrator may do."""
+"""The gateway application: forwards requests to replicas, reports their state, and serves the administration API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from llamado.gateway.balance import Balancer
-from llamado.gateway.forward import Forwarding
+from llamado.gateway.forward import Forwarder
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.meter import Meter
 from llamado.gateway.metrics import GatewayMetrics
@@ -27,13 +27,13 @@ from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
 from llamado.http.metrics import Traffic
-from llamado.http.monitoring.counted import OTHER
+from llamado.http.monitoring.counter import OTHER
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
 
-_OF_ONE = frozenset({"/lora-adapters", "/props", "/v1/chat/completions/control"})
-_POSTS = MODEL_POSTS - _OF_ONE
+_PER_REPLICA = frozenset({"/lora-adapters", "/props", "/v1/chat/completions/control"})
+_POSTS = MODEL_POSTS - _PER_REPLICA
 _GETS = frozenset({"/props", "/lora-adapters"})
 _HEALTHY = b'{"status":"ok"}'
 _RETRY_AFTER = 2
@@ -42,7 +42,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gateway:
-    """The application; to be made in the event loop that runs it."""
+    """The gateway's ASGI application. Create it in the event loop that runs it."""
 
     def __init__(self, options: GatewayOptions, limits: KeyLimits) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class Gateway:
         self._guarded = bool(options.keys or options.access.api_keys)
         self.balancer = Balancer(options)
         self.ending = False
-        """Whether the process ends: requests that are cancelled then are answered."""
+        """True during shutdown: cancelled requests then get an error response."""
         self.traffic = Traffic()
         self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, self.traffic, options.labels)
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -65,7 +65,7 @@ class Gateway:
             ("GET", "/slots"): self._slots,
             ("GET", "/gateway/status"): self._status,
         }
-        self._administration: dict[tuple[str, str], Handler] = {
+        self._admin_handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/gateway/replicas"): self._list,
             ("POST", "/gateway/replicas"): self._add,
             ("DELETE", "/gateway/replicas"): self._remove,
@@ -83,25 +83,28 @@ class Gateway:
             await handler(scope, receive, send)
         elif method == "GET" and path.startswith(MODEL):
             await self._model(scope, receive, send)
-        elif handler := self._administration.get((method, path)):
+        elif handler := self._admin_handlers.get((method, path)):
             self._check_administrator(dict(scope["headers"]))
             await handler(scope, receive, send)
-        elif path in _OF_ONE or path.startswith("/slots/"):
+        elif path in _PER_REPLICA or path.startswith("/slots/"):
             raise not_supported(f"{path} is about one replica: ask that replica itself")
         else:
             raise not_found()
 
     def endpoint(self, method: str, path: str) -> str:
-        """Return the row of a request in the metrics: its path, or one row for all that share a handler."""
+        """Return a request's endpoint in the metrics: its path, or a pattern for paths with names in them."""
         one = (method, path)
-        if path in _OF_ONE | (_POSTS if method == "POST" else _GETS) or one in self._handlers | self._administration:
+        if (
+            path in _PER_REPLICA | (_POSTS if method == "POST" else _GETS)
+            or one in self._handlers | self._admin_handlers
+        ):
             return path
         if method == "GET" and path.startswith(MODEL):
             return f"{MODEL}{{name}}"
         return "/slots/{id}" if path.startswith("/slots/") else OTHER
 
     async def close(self) -> None:
-        """Let go of all replicas."""
+        """Close all replicas and save the quotas."""
         self._keeping.cancel()
         await self.balancer.close()
         try:
@@ -109,32 +112,32 @@ class Gateway:
         except OSError as error:
             log.error("quotas: not saved: %s", error)
 
-    # To a replica
+    # Forwarded requests
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await body_of(scope).read(scope, receive)
-        told: Any = None
+        fields: Any = None
         if body[:1] == b"{":
             try:
-                told = await parse_body(body)
+                fields = await parse_body(body)
             except ApiError:
-                pass  # the replica says what is wrong with it
-        chain = chain_of(told)
-        model = told.get("model") if isinstance(told, dict) else None
-        del told
-        use = self._limits.of(dict(scope["headers"])) if scope["method"] == "POST" else None
+                pass  # the replica reports what is wrong with it
+        chain = chain_of(fields)
+        model = fields.get("model") if isinstance(fields, dict) else None
+        del fields
+        use = self._limits.find(dict(scope["headers"])) if scope["method"] == "POST" else None
         meter = None if use is None else Meter(use, body)
         exchange = Exchange(scope, receive, send, body, keys=not self._guarded)
-        del body  # the exchange lets go of it when the answer begins
-        forwarding = Forwarding(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
+        del body  # the exchange releases it when the response starts
+        forwarder = Forwarder(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
         try:
             async with exchange:
-                await forwarding.run(chain, model if isinstance(model, str) else None, meter)
+                await forwarder.run(chain, model if isinstance(model, str) else None, meter)
         finally:
             if meter is not None:
-                await meter.settle(charged=exchange.started or (exchange.gone and exchange.sent))
+                await meter.settle(charged=exchange.started or (exchange.disconnected and exchange.sent))
 
-    # About all of them
+    # State of all replicas
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, _HEALTHY)
@@ -148,18 +151,18 @@ class Gateway:
         await error_response(error)(scope, receive, send)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Each model once, with the replicas that serve it."""
-        await answer(send, orjson.dumps({"object": "list", "data": self._merged()}))
+        """List each model once, with the replicas that serve it."""
+        await answer(send, orjson.dumps({"object": "list", "data": self._merged_models()}))
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`/v1/models/NAME`: one of them."""
+        """Serve `/v1/models/NAME`: one model."""
         name = scope["path"].removeprefix(MODEL)
-        found = next((one for one in self._merged() if name in (one["id"], *(one.get("aliases") or ()))), None)
+        found = next((one for one in self._merged_models() if name in (one["id"], *(one.get("aliases") or ()))), None)
         if found is None:
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
         await answer(send, orjson.dumps({**found, "id": name}))
 
-    def _merged(self) -> list[dict[str, Any]]:
+    def _merged_models(self) -> list[dict[str, Any]]:
         merged: dict[str, dict[str, Any]] = {}
         for replica in self.balancer.replicas.values():
             if replica.ready and not replica.draining:
@@ -172,7 +175,7 @@ class Gateway:
         await answer(send, (await self._metrics.text()).encode(), 200, [(b"content-type", CONTENT_TYPE)])
 
     async def _slots(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Those of all ready replicas, each with the replica's name."""
+        """List the slots of all ready replicas, each with the replica's name."""
 
         async def of(replica: Replica) -> list[dict[str, Any]]:
             try:
@@ -185,67 +188,67 @@ class Gateway:
         await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
 
     async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return state and load of each replica. Addresses are for administrators only and left out."""
+        """Report state and load of each replica. Addresses are left out: they are for administrators only."""
         await answer(send, orjson.dumps({"replicas": [r.status for r in self.balancer.replicas.values()]}))
 
     # Administration
 
     def _check_administrator(self, headers: dict[bytes, bytes]) -> None:
         if not self._admin:
-            raise ApiError("permission_error", "nobody may administrate this gateway: start it with --admin-key KEY")
+            raise ApiError("permission_error", "administration is disabled: start the gateway with --admin-key KEY")
         if not key_is_valid(headers, self._admin):
             raise ApiError("authentication_error", "this needs the gateway's --admin-key")
 
-    async def _asked(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+    async def _read_fields(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         body = await body_of(scope).read(scope, receive)
-        told = await parse_body(body) if body else dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        if not isinstance(told, dict):
+        fields = await parse_body(body) if body else dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        if not isinstance(fields, dict):
             raise invalid("the request body must be a JSON object")
-        return told
+        return fields
 
-    async def _named(self, scope: Scope, receive: Receive) -> tuple[Replica, dict[str, Any]]:
-        told = await self._asked(scope, receive)
-        name = told.get("replica")
+    async def _find_replica(self, scope: Scope, receive: Receive) -> tuple[Replica, dict[str, Any]]:
+        fields = await self._read_fields(scope, receive)
+        name = fields.get("replica")
         replica = self.balancer.find(name) if isinstance(name, str) else None
         if replica is None:
             known = ", ".join(self.balancer.replicas) or "none"
             raise ApiError("not_found_error", f"replica: expected the name or URL of one ({known}), got {name!r}")
-        return replica, told
+        return replica, fields
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, orjson.dumps({"replicas": [r.shown for r in self.balancer.replicas.values()]}))
+        await answer(send, orjson.dumps({"replicas": [r.admin_status for r in self.balancer.replicas.values()]}))
 
     async def _add(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            options = replica_options(await self._asked(scope, receive), "replica")
+            options = replica_options(await self._read_fields(scope, receive), "replica")
         except GatewayError as error:
             raise invalid(str(error)) from None
         replica = self.balancer.add(options)
         log.info("replica %s: added", replica.name)
-        await answer(send, orjson.dumps(replica.shown), 201)
+        await answer(send, orjson.dumps(replica.admin_status), 201)
 
     async def _remove(self, scope: Scope, receive: Receive, send: Send) -> None:
-        replica, _ = await self._named(scope, receive)
+        replica, _ = await self._find_replica(scope, receive)
         self.balancer.remove(replica)
         log.info("replica %s: removed (requests still under way=%d)", replica.name, replica.in_flight)
-        await answer(send, orjson.dumps(replica.shown))
+        await answer(send, orjson.dumps(replica.admin_status))
 
     async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`{"replica": NAME, "drain": true, "wait": SECONDS}`: the answer comes when it is idle, or after `wait`."""
-        replica, told = await self._named(scope, receive)
-        drain, wait = told.get("drain", True), told.get("wait", 0)
+        """`{"replica": NAME, "drain": true, "wait": SECONDS}`: respond when the replica is idle, or after `wait`."""
+        replica, fields = await self._find_replica(scope, receive)
+        drain, wait = fields.get("drain", True), fields.get("wait", 0)
         if not isinstance(drain, bool):
             raise invalid("drain: expected true or false")
         if not isinstance(wait, (int, float)) or isinstance(wait, bool) or not 0 <= wait <= 86400:
             raise invalid("wait: expected seconds, at most 86400")
         replica.draining = drain
-        log.info("replica %s: %s", replica.name, "draining" if drain else "taken back")
+        log.info("replica %s: %s", replica.name, "draining" if drain else "back in service")
         if not drain:
             self.balancer.wake()
         elif wait:
             try:
                 async with asyncio.timeout(wait):
-                    await replica.idle()
+                    await replica.wait_idle()
             except TimeoutError:
                 pass
-        await answer(send, orjson.dumps(replica.shown))
+        await answer(send, orjson.dumps(replica.admin_status))

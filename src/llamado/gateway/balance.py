@@ -1,4 +1,4 @@
-"""Which replica gets a request: the least loaded, unless another one has much of its prompt in the cache."""
+"""Load balancing: the least loaded replica gets a request, unless another one has cached much of its prompt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llamado.gateway.replica import Replica
 from llamado.http.errors import ApiError
 
 REQUEST_BYTES = 2048
-"""One more request under way weighs as much as this many bytes of a prompt that have to be read: about 500 tokens."""
+"""A running request weighs as much as this many prompt bytes to prefill: about 500 tokens."""
 
 
 class Balancer:
-    """All replicas of a gateway, and the choice among them."""
+    """The replicas of a gateway, and the choice among them."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self._options = options
@@ -24,12 +24,12 @@ class Balancer:
         self._leaving: set[asyncio.Task[None]] = set()
         self.replicas: dict[str, Replica] = {}
         self.prompt_bytes = self.known_bytes = 0
-        """Of all prompts that were sent, and of them those that were known where they went."""
+        """Bytes of all prompts sent, and those of them sent to a replica that had cached them."""
         for replica in options.replicas:
             self.add(replica)
 
     def add(self, options: ReplicaOptions) -> Replica:
-        """A further replica. Raises ApiError where there is one of that name."""
+        """Add a replica. Raises ApiError if the name is taken."""
         if options.name in self.replicas:
             raise ApiError("invalid_request_error", f"there is a replica {options.name!r} already", status=409)
         replica = self.replicas[options.name] = Replica(options, self._options, self.wake)
@@ -37,44 +37,44 @@ class Balancer:
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """No request goes to it any more; it is let go of when those under way are answered."""
+        """Stop sending requests to a replica; close it after its running requests are complete."""
         del self.replicas[replica.name]
         replica.draining = True
-        task = asyncio.ensure_future(self._let_go(replica))
+        task = asyncio.ensure_future(self._close_when_idle(replica))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _let_go(self, replica: Replica) -> None:
-        await replica.idle()
+    async def _close_when_idle(self, replica: Replica) -> None:
+        await replica.wait_idle()
         await replica.close()
 
     async def close(self) -> None:
-        """Let go of all."""
+        """Close all replicas."""
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()))
 
     def find(self, name: str) -> Replica | None:
-        """A replica by its name or its URL."""
+        """Return the replica with this name or URL."""
         by_url = (r for r in self.replicas.values() if r.options.url == name.rstrip("/"))
         return self.replicas.get(name) or next(by_url, None)
 
     @property
     def ready(self) -> bool:
-        """Whether a request would find a replica."""
+        """True if a request would find a replica."""
         return any(self._usable(self.replicas.values(), ()))
 
     def choose(self, chain: Chain, model: str | None, without: Collection[Replica]) -> Replica | None:
-        """The replica for a request; None where there is none now.
+        """Return the replica for a request; None if there is none at the moment.
 
-        `chain`: the beginnings of its prompt, `model`: the model it names, `without`: those that failed it already.
+        `chain`: hashes of its prompt's prefixes. `model`: the model it names. `without`: replicas that have failed it.
         """
         usable = self._usable(self.replicas.values(), without)
         serving = [replica for replica in usable if model in replica.model_names]
         candidates = serving or (usable if not self._is_known(model) else [])
         if not candidates:
             return None
-        known = self._prefixes.known(chain)
+        known = self._prefixes.cached_bytes(chain)
         return min(
             candidates, key=lambda r: (REQUEST_BYTES * r.load - known.get(r.number, 0), sum(r.statuses.values()))
         )
@@ -82,27 +82,27 @@ class Balancer:
     def _usable(self, replicas: Iterable[Replica], without: Collection[Replica]) -> list[Replica]:
         up = [r for r in replicas if r.ready and not r.draining and r not in without]
         for group in ([r for r in up if not r.backup], [r for r in up if r.backup]):
-            passing = [replica for replica in group if replica.breaker.lets_through]
+            passing = [replica for replica in group if replica.breaker.allows_request]
             if passing:
                 return passing
         return []
 
     def _is_known(self, model: str | None) -> bool:
-        """Whether some replica, ready or not, says that it serves a model; llama-server answers for any name."""
+        """Return True if any replica, ready or not, lists the model. llama-server accepts any name."""
         return any(model in replica.model_names for replica in self.replicas.values())
 
-    def note(self, chain: Chain, replica: Replica) -> None:
-        """A prompt was sent to a replica."""
+    def record(self, chain: Chain, replica: Replica) -> None:
+        """Record that a prompt was sent to a replica."""
         if chain:
             self.prompt_bytes += chain[-1][1]
-            self.known_bytes += self._prefixes.known(chain).get(replica.number, 0)
-            self._prefixes.note(chain, replica.number)
+            self.known_bytes += self._prefixes.cached_bytes(chain).get(replica.number, 0)
+            self._prefixes.add(chain, replica.number)
 
     def wake(self) -> None:
-        """A replica has come or gone: whoever waits for one looks again."""
+        """Wake the requests that wait for a replica, after one became available or left."""
         self._changed.set()
 
-    async def changed(self) -> None:
-        """Wait until a replica has come or gone."""
+    async def wait_for_change(self) -> None:
+        """Wait until a replica becomes available or leaves."""
         self._changed.clear()
         await self._changed.wait()

@@ -1,9 +1,8 @@
-"""One request on its way to a replica and back: sent to another one as long as nothing of an answer has been passed on.
+"""Forwarding one request to a replica, with failover to another one until a response has started.
 
-What makes the next replica the one to ask: nobody listens, the connection is closed, the replica is frozen (it says
-nothing, on `/health` neither; a long prompt on a replica that lives is waited for without a limit), or it answers that
-it cannot now (429, 502, 503, 504). A request that was lost in the work of SENDS replicas is given up: it may be what
-ends them.
+The next replica is tried if the connection is refused or closed, if the replica is frozen, or if it is unavailable
+(429, 502, 503, 504). A frozen replica does not respond to `/health` either; a live one may process a long prompt
+without a limit. A request that was lost by SENDS replicas fails: it may be what crashes them.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from llamado.http.upstream import UpstreamLost
 log = logging.getLogger("llamado.gateway")
 
 SENDS = 2
-"""How often a request is sent whose answer was lost, the replica being alive or gone; frozen ones do not count."""
+"""Most times a request is sent if its response is lost. Frozen replicas do not count."""
 NOT_NOW = frozenset({429, 502, 503, 504})
 _FAILED = frozenset({502, 504})
-_LOOK = 0.25  # seconds; a circuit half opens by itself
+_LOOK = 0.25  # seconds between two looks: an open circuit becomes half open without an event
 RETRY_AFTER = 2
 REPLICA_HEADER = b"x-llamado-replica"
 
 
-class Forwarding:
-    """Carries one request to a replica and its answer back. `retries`: counts why requests were sent again."""
+class Forwarder:
+    """Forwards one request to a replica and streams the response back. `retries`: counts reasons of retries."""
 
     def __init__(
         self, balancer: Balancer, scope: Scope, exchange: Exchange, retries: Counter[str], *, patience: float
@@ -48,17 +47,17 @@ class Forwarding:
         self._tried: set[Replica] = set()
 
     async def run(self, chain: Chain, model: str | None, meter: Meter | None) -> None:
-        """Answer the request. Raises ApiError while nothing of the answer is sent."""
+        """Answer the request. Raises ApiError if the response has not started."""
         lost = 0
         end: float | None = None
-        asked: dict[str, str] = {}
-        while not self._exchange.gone:
+        attempts: dict[str, str] = {}
+        while not self._exchange.disconnected:
             replica = self._balancer.choose(chain, model, self._tried)
             if replica is None:
                 now = asyncio.get_running_loop().time()
                 end = now + self._patience if end is None else end
                 if now >= end:
-                    raise self._unavailable(asked)
+                    raise self._unavailable(attempts)
                 await self._wait(end - now)
                 self._tried.clear()
                 continue
@@ -66,7 +65,7 @@ class Forwarding:
             reason = await self._try(replica, chain, model, meter)
             if reason is None:
                 return
-            asked[replica.name] = reason
+            attempts[replica.name] = reason
             self._retries[reason] += 1
             if reason == "lost":
                 lost += 1
@@ -75,37 +74,39 @@ class Forwarding:
                     raise ApiError("server_error", message, status=502)
 
     async def _wait(self, seconds: float) -> None:
-        """Until a replica comes, for a moment at most; or the client goes away."""
+        """Wait until a replica becomes available, at most _LOOK seconds, or the client disconnects."""
         try:
-            await self._exchange.unless_gone(asyncio.wait_for(self._balancer.changed(), min(_LOOK, seconds)))
+            await self._exchange.unless_disconnected(
+                asyncio.wait_for(self._balancer.wait_for_change(), min(_LOOK, seconds))
+            )
         except TimeoutError:
             pass
 
     async def _try(self, replica: Replica, chain: Chain, model: str | None, meter: Meter | None) -> str | None:
-        """Ask a replica and pass its answer on; else the reason why another one is to be asked."""
+        """Send the request to a replica and deliver the response. Return the reason if another one must be tried."""
         exchange = self._exchange
-        self._balancer.note(chain, replica)
+        self._balancer.record(chain, replica)
         probe = replica.begin(exchange)
         more = [] if meter is None else meter.begin(replica)
         try:
-            connection = await exchange.ask(replica.pool, self._path, self._query, key=replica.key, more=more)
+            connection = await exchange.forward(replica.pool, self._path, self._query, key=replica.key, more=more)
             status = connection.status
             self._judge(replica, probe, status)
             if status in NOT_NOW and self._balancer.choose(chain, model, self._tried) is not None:
-                replica.suspect()
+                replica.check_now()
                 return "failed" if status in _FAILED else "busy"
-            replica.answering(exchange)
+            replica.response_started(exchange)
             name = (REPLICA_HEADER, replica.name.encode("ascii", "replace"))
             if meter is None:
                 await exchange.deliver(connection, [name])
             else:
                 meter.refused = status >= 400
-                await exchange.deliver(connection, [name], meter.see, meter.settle)
+                await exchange.deliver(connection, [name], meter.observe, meter.settle)
             return None
         except UpstreamLost as error:
             return await self._lost(replica, probe, error)
         except BaseException:
-            replica.breaker.forgotten(probe)
+            replica.breaker.release_probe(probe)
             raise
         finally:
             replica.end(exchange)
@@ -114,33 +115,33 @@ class Forwarding:
     def _judge(self, replica: Replica, probe: bool, status: int) -> None:
         replica.statuses[status] += 1
         if status in _FAILED:
-            replica.breaker.failed(probe)
+            replica.breaker.record_failure(probe)
         elif status in NOT_NOW:
-            replica.breaker.forgotten(probe)
+            replica.breaker.release_probe(probe)
         else:
-            replica.breaker.succeeded(probe)
+            replica.breaker.record_success(probe)
 
     async def _lost(self, replica: Replica, probe: bool, error: UpstreamLost) -> str | None:
         exchange = self._exchange
-        if exchange.gone:
-            replica.breaker.forgotten(probe)
+        if exchange.disconnected:
+            replica.breaker.release_probe(probe)
             return None
-        replica.breaker.failed(probe)
-        replica.suspect()
+        replica.breaker.record_failure(probe)
+        replica.check_now()
         if exchange.started:
             replica.losses["begun"] += 1
-            await exchange.break_off(error, f"replica {replica.name}")
+            await exchange.fail(error, f"replica {replica.name}")
             return None
-        reason = "frozen" if exchange.was_cut else "lost" if exchange.sent else "refused"
+        reason = "frozen" if exchange.was_aborted else "lost" if exchange.sent else "refused"
         replica.losses[reason] += 1
         log.warning("replica %s: request not answered: %s; trying another replica", replica.name, error)
         return reason
 
-    def _unavailable(self, asked: Mapping[str, str]) -> ApiError:
-        """The error where no replica took the request; `asked`: those that were, and what became of it."""
-        told = [
-            f"{r.name}: {'draining' if r.draining else asked.get(r.name) or r.state.message}"
+    def _unavailable(self, attempts: Mapping[str, str]) -> ApiError:
+        """Return the error for a request that no replica accepted. `attempts`: the result of each attempt."""
+        reasons = [
+            f"{r.name}: {'draining' if r.draining else attempts.get(r.name) or r.state.message}"
             for r in self._balancer.replicas.values()
         ]
-        message = "no replica takes the request: " + ("; ".join(told) or "there is none")
+        message = "no replica takes the request: " + ("; ".join(reasons) or "there is none")
         return ApiError("unavailable_error", message, retry_after=RETRY_AFTER)

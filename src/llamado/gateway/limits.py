@@ -1,4 +1,4 @@
-"""What each key may use: requests and tokens a minute, and a day."""
+"""Usage limits of API keys: requests and tokens per minute and per day."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any
 import orjson
 
 from llamado.gateway.options import GatewayError, KeyOptions
-from llamado.http.access import digest, digests_given
+from llamado.http.access import digest, key_digests
 from llamado.http.errors import ApiError
 
 log = logging.getLogger("llamado.gateway")
 
 KEPT_EVERY = 1.0
-"""Seconds from one writing of the quotas' file to the next: what a gateway that is killed forgets."""
+"""Seconds between two writes of the quota file: the usage that is lost if the gateway is killed."""
 _DAY = 86400
 
 
 class _Bucket:
-    """So much a minute: it fills steadily, up to one minute's worth."""
+    """Token bucket: refills at a constant rate and holds up to one minute's worth."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self._rate = per_minute / 60
@@ -37,23 +37,23 @@ class _Bucket:
         self._at = now
 
     def wait(self, least: float, now: float) -> float:
-        """Seconds until it holds `least`; 0 where it does."""
+        """Return the seconds until the bucket holds `least`; 0 if it does."""
         self._level = min(self._most, self._level + max(0.0, now - self._at) * self._rate)
         self._at = now
         return max(0.0, (least - self._level) / self._rate)
 
     def take(self, amount: float) -> None:
-        """Take out; it may go below zero."""
+        """Take an amount out; the level may become negative."""
         self._level -= amount
 
 
-class KeyUse:
-    """How much a key has used. `clock`: seconds of the epoch."""
+class KeyUsage:
+    """Usage of one key. `clock`: seconds of the epoch."""
 
     def __init__(self, options: KeyOptions, clock: Callable[[], float]) -> None:
         self.options = options
         self.refused: Counter[str] = Counter()
-        """Requests turned away, by the limit."""
+        """Rejected requests, by limit."""
         self.requests = 0
         self.tokens = 0
         now = clock()
@@ -68,11 +68,11 @@ class KeyUse:
 
     @property
     def used(self) -> dict[str, Any]:
-        """What it has used of its day: `day`, `requests`, `tokens`."""
+        """Usage of the current day: `day`, `requests`, `tokens`."""
         return {"day": _date(self._today), **self._used}
 
     def resume(self, used: Mapping[str, Any]) -> None:
-        """Go on where an earlier process was, if that was on the same day. Raises KeyError, TypeError, ValueError."""
+        """Continue an earlier process's count if it is of the same day. Raises KeyError, TypeError, ValueError."""
         counts = {what: used[what] for what in self._used}
         if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
             raise ValueError("expected whole numbers")
@@ -80,7 +80,7 @@ class KeyUse:
             self._used = counts
 
     def admit(self, tokens: int) -> None:
-        """Begin a request with a prompt of about so many tokens. Raises ApiError (429)."""
+        """Start a request with an estimate of its prompt tokens. Raises ApiError (429)."""
         now = self._clock()
         if int(now // _DAY) != self._today:
             self._today, self._used = int(now // _DAY), {"requests": 0, "tokens": 0}
@@ -88,7 +88,7 @@ class KeyUse:
             if limit is not None and self._used[what] >= limit:
                 self._refuse(f"{what}_per_day", limit, f"{what} a day", (self._today + 1) * _DAY - now)
         for what, bucket in self._minutes.items():
-            # Tokens are known afterwards: whoever is in debt waits.
+            # The actual tokens are counted afterwards, so a key in debt must wait.
             wait = 0.0 if bucket is None else bucket.wait(1.0 if what == "requests" else 1e-9, now)
             if wait > 0:
                 limit = getattr(self.options, f"{what}_per_minute")
@@ -97,7 +97,7 @@ class KeyUse:
         self._take("tokens", tokens)
 
     def settle(self, tokens: int, estimate: int) -> None:
-        """A request is over: it took so many tokens, where `estimate` were taken at its beginning."""
+        """End a request: replace the estimate by the tokens it used."""
         self._take("tokens", tokens - estimate)
 
     def _take(self, what: str, amount: int) -> None:
@@ -117,21 +117,21 @@ class KeyUse:
 
 
 def _date(day: int) -> str:
-    """A day since 1970, in UTC, as 2026-01-31."""
+    """Return a day, counted from 1970 in UTC, as 2026-01-31."""
     return datetime.datetime.fromtimestamp(day * _DAY, datetime.UTC).date().isoformat()
 
 
 class KeyLimits:
-    """All keys of a gateway.
+    """The usage of all keys.
 
-    `file`: what they have used of their day is read from it, and kept in it by `keep` and `save`. Raises GatewayError
-    for one that cannot be read or written.
+    `file`: today's usage is read from it and written to it by `keep` and `save`. Raises GatewayError if it cannot be
+    read or written.
     """
 
     def __init__(
         self, keys: Sequence[KeyOptions], file: Path | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self._by_digest = {digest(key.key.encode()): KeyUse(key, clock) for key in keys}
+        self._by_digest = {digest(key.key.encode()): KeyUsage(key, clock) for key in keys}
         self._file = file
         self._written = b""
         self._writing = threading.Lock()
@@ -144,54 +144,54 @@ class KeyLimits:
 
     def _resume(self, file: Path) -> None:
         try:
-            told = orjson.loads(file.read_bytes())
-            for use in self.uses:
-                if use.options.name in told:
-                    use.resume(told[use.options.name])
+            stored = orjson.loads(file.read_bytes())
+            for usage in self.usages:
+                if usage.options.name in stored:
+                    usage.resume(stored[usage.options.name])
         except FileNotFoundError:
             return
         except OSError as error:
             raise GatewayError(f"quota_file: {file}: {error.strerror or error}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise GatewayError(
-                f"quota_file: {file}: not what a gateway wrote ({error!r}); remove it, and today's quotas begin anew"
+                f"quota_file: {file}: not a gateway's quota file ({error!r}); remove it to start from zero"
             ) from None
 
     def save(self) -> None:
-        """Write the quotas' file where something has changed: the old one or the new one is there. Raises OSError."""
-        told = orjson.dumps({use.options.name: use.used for use in self.uses}, option=orjson.OPT_INDENT_2)
+        """Write the quota file if the usage has changed. Atomic. Raises OSError."""
+        data = orjson.dumps({usage.options.name: usage.used for usage in self.usages}, option=orjson.OPT_INDENT_2)
         if self._file is None:
             return
         with self._writing:
-            if told == self._written:
+            if data == self._written:
                 return
             new = self._file.with_name(self._file.name + ".new")
             with new.open("wb") as file:
-                file.write(told)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self._file)
-            self._written = told
+            self._written = data
 
     async def keep(self) -> None:
-        """Write the quotas' file again and again."""
-        said = ""
+        """Write the quota file periodically."""
+        last_error = ""
         while self._file is not None:
             await asyncio.sleep(KEPT_EVERY)
             try:
                 await asyncio.to_thread(self.save)
-                said = ""
+                last_error = ""
             except OSError as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     log.error("quotas: %s: not saved: %s", self._file, error.strerror or error)
-                said = str(error)
+                last_error = str(error)
 
     @property
-    def uses(self) -> list[KeyUse]:
-        """Of all keys."""
+    def usages(self) -> list[KeyUsage]:
+        """Usage of all keys."""
         return list(self._by_digest.values())
 
-    def of(self, headers: Mapping[bytes, bytes]) -> KeyUse | None:
-        """The use of the key that a request came with; None: one without limits."""
-        # Looking up a digest tells by its time nothing about the key.
-        return next((self._by_digest[d] for d in digests_given(headers) if d in self._by_digest), None)
+    def find(self, headers: Mapping[bytes, bytes]) -> KeyUsage | None:
+        """Return the usage of a request's key; None if the key has no limits."""
+        # Looking up a hash reveals nothing about the key by its timing.
+        return next((self._by_digest[d] for d in key_digests(headers) if d in self._by_digest), None)

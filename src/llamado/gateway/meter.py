@@ -1,33 +1,33 @@
-"""Tokens that a request is charged: those that its replica counted.
+"""Metering: a request is charged for the tokens that its replica counted.
 
-The gateway names each request to its replica and asks for the count when the request is over. The client cannot change
-this count: not by hiding `usage`, not by several prompts, not by hanging up. Replicas that keep no count (llama-server)
-are charged by what their answers say, or by sizes.
+The gateway sends an id with each request and fetches the count when the request is over. Clients cannot change this
+count: not by hiding `usage`, not by sending several prompts, not by disconnecting. Replicas without a count
+(llama-server) are charged by the usage in their responses, or by sizes.
 """
 
 from __future__ import annotations
 
 import re
 
-from llamado.gateway.limits import KeyUse
+from llamado.gateway.limits import KeyUsage
 from llamado.gateway.replica import Replica
 from llamado.http.metrics import USAGE_HEADER, ask_usage, new_usage_id
 from llamado.http.upstream import Headers
 
-_BYTES_PER_TOKEN = 4  # of English text, about
-# As OpenAI's, Anthropic's and llama-server's own answers name the tokens of prompt and answer. In JSON no text can hold
-# a name between quotation marks that nothing escapes.
+_BYTES_PER_TOKEN = 4  # roughly, in English text
+# Token counts in responses of OpenAI's, Anthropic's and llama-server's formats. Unescaped quotation marks cannot occur
+# inside a JSON string, so generated text cannot imitate a field.
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|tokens_evaluated)"\s*:\s*(\d{1,12})')
 _ANSWER = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)"\s*:\s*(\d{1,12})')
 _TIMINGS = re.compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,12})')
-_CARRIED = 64  # bytes of the last part, where a name may have been cut
+_CARRIED = 64  # bytes kept of the last part, in case it ends inside a field
 
 
 class TokenCount:
-    """Tokens of one answer, read from its parts as they pass: for replicas that keep no count."""
+    """Tokens of one response, read from its parts as they pass; for replicas without a count."""
 
     def __init__(self, estimate: int) -> None:
-        """`estimate`: tokens of the prompt, if the answer does not name them."""
+        """`estimate`: prompt tokens if the response does not name them."""
         self._estimate = estimate
         self._size = 0
         self._tail = b""
@@ -35,8 +35,8 @@ class TokenCount:
         self._prompt = self._answer = 0
         self._timings: dict[bytes, int] = {}
 
-    def see(self, part: bytes) -> None:
-        """A part of the answer."""
+    def observe(self, part: bytes) -> None:
+        """Read a part of the response."""
         self._size += len(part)
         text = self._tail + part
         self._events += part.count(b"data: ")
@@ -50,7 +50,7 @@ class TokenCount:
 
     @property
     def total(self) -> int:
-        """All tokens; of a stream that ended early, those that were seen."""
+        """All tokens; of a stream that was cut short, those seen."""
         prompt = self._prompt or self._timings.get(b"cache_n", 0) + self._timings.get(b"prompt_n", 0)
         answer = self._answer or self._timings.get(b"predicted_n", 0) or self._events or self._size // _BYTES_PER_TOKEN
         return (prompt or self._estimate) + answer
@@ -59,8 +59,8 @@ class TokenCount:
 class Meter:
     """Charges one request to a key."""
 
-    def __init__(self, use: KeyUse, body: bytes) -> None:
-        """Raises ApiError (429) if the key has nothing left."""
+    def __init__(self, use: KeyUsage, body: bytes) -> None:
+        """Raises ApiError (429) if the key's limit is used up."""
         self._use = use
         self._estimate = len(body) // _BYTES_PER_TOKEN
         self._count = TokenCount(self._estimate)
@@ -68,23 +68,23 @@ class Meter:
         self._id = ""
         self._settled = False
         self.refused = False
-        """Whether the replica's answer is an error."""
+        """True if the replica's response is an error."""
         use.admit(self._estimate)
 
     def begin(self, replica: Replica) -> Headers:
-        """The request is sent to a replica, which has to be given these headers."""
+        """Start an attempt; return the headers to send to the replica."""
         self._replica, self._id = replica, new_usage_id()
         self._count = TokenCount(self._estimate)
         return [(USAGE_HEADER, self._id.encode())]
 
-    def see(self, part: bytes) -> None:
-        """A part of the answer."""
-        self._count.see(part)
+    def observe(self, part: bytes) -> None:
+        """Read a part of the response."""
+        self._count.observe(part)
 
     async def settle(self, *, charged: bool = True) -> None:
-        """Charge what the request used; the first call counts.
+        """Charge the request's tokens. Only the first call counts.
 
-        `charged`: whether a request is charged of which the replica knows nothing.
+        `charged`: charge an estimate if the replica has no count.
         """
         if self._settled:
             return

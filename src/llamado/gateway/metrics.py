@@ -1,7 +1,7 @@
-"""`/metrics` of a gateway: each replica's own series with its labels, and the gateway's.
+"""`/metrics` of a gateway: its own series, and those of each replica with labels.
 
-The labels are those a pipeline before many engines asks for: `engine`, `engine_version`, `model_id`, `replica`, and
-what `--metrics-labels` adds (`pool_id=…`).
+The labels follow metrics pipelines for several engines: `engine`, `engine_version`, `model_id`, `replica`, and those
+added by `--metrics-labels` (`pool_id=…`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LLAMA_CPP = "llama.cpp"
 
 
 class GatewayMetrics:
-    """What a scrape gets. `retries`: requests that were sent again, by the reason."""
+    """Collects the response to a scrape. `retries`: retried requests, by reason."""
 
     def __init__(
         self,
@@ -50,21 +50,22 @@ class GatewayMetrics:
         self._registry.register(self)
 
     async def text(self) -> str:
-        """All of them; a replica that does not answer in time is left out."""
+        """Return all metrics; replicas that do not respond in time are left out."""
         ready = [replica for replica in self._balancer.replicas.values() if replica.ready]
-        found = await asyncio.gather(*(self._of(replica) for replica in ready))
+        found = await asyncio.gather(*(self._replica_text(replica) for replica in ready))
         texts = [(self.labels(replica), text) for replica, text in zip(ready, found, strict=True) if text is not None]
         return merge([(self._labels, generate_latest(self._registry).decode()), *texts])
 
-    async def _of(self, replica: Replica) -> str | None:
+    async def _replica_text(self, replica: Replica) -> str | None:
         try:
             return await replica.metrics()
         except (UpstreamLost, TimeoutError) as error:
-            log.warning("replica %s: no metrics: %s", replica.name, str(error) or f"none within {METRICS_TIMEOUT:g} s")
+            reason = str(error) or f"no answer within {METRICS_TIMEOUT:g} s"
+            log.warning("replica %s: no metrics: %s", replica.name, reason)
             return None
 
     def labels(self, replica: Replica) -> dict[str, str]:
-        """Of a replica's series."""
+        """Return the labels of a replica's series."""
         _, ours, version = replica.build.partition(f"-{_OURS}-")
         return {
             "engine": _OURS if ours else _LLAMA_CPP,
@@ -75,28 +76,28 @@ class GatewayMetrics:
         }
 
     def describe(self) -> list[Metric]:
-        """Registering must not collect."""
+        """Return nothing: registration must not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gateway's own series; called by `generate_latest`."""
+        """Yield the gateway's own series; called by `generate_latest`."""
         replicas = list(self._balancer.replicas.values())
         gauges: dict[str, tuple[str, Callable[[Replica], float]]] = {
             "up": ("1 while a replica is ready", lambda r: r.ready),
             "draining": ("1 while a replica gets no new requests", lambda r: r.draining),
             "circuit_open": (
-                "1 while a replica is left alone after failures",
+                "1 while a replica gets no requests after failures",
                 lambda r: r.breaker.state is Circuit.OPEN,
             ),
-            "requests_in_flight": ("Requests that a replica has from here", lambda r: r.in_flight),
-            "requests_of_others": ("Requests that a replica has from elsewhere", lambda r: r.others),
+            "requests_in_flight": ("Requests of this gateway that a replica is processing", lambda r: r.in_flight),
+            "requests_of_others": ("Requests of others that a replica is processing", lambda r: r.others),
         }
         for name, (help, value) in gauges.items():
             gauge = GaugeMetricFamily(f"llamado_gateway_replica_{name}", help, labels=["replica"])
             for replica in replicas:
                 gauge.add_metric([replica.name], value(replica))
             yield gauge
-        answers = CounterMetricFamily("llamado_gateway_answers", "Answers by status", labels=["replica", "status"])
+        answers = CounterMetricFamily("llamado_gateway_answers", "Responses by status", labels=["replica", "status"])
         losses = CounterMetricFamily(
             "llamado_gateway_losses", "Requests that a replica did not answer", labels=["replica", "reason"]
         )
@@ -112,14 +113,16 @@ class GatewayMetrics:
         yield from self._keys()
 
     def _totals(self) -> Iterator[Metric]:
-        retries = CounterMetricFamily("llamado_gateway_retries", "Requests sent again", labels=["reason"])
+        retries = CounterMetricFamily("llamado_gateway_retries", "Retried requests", labels=["reason"])
         for reason, n in self._retries.items():
             retries.add_metric([reason], n)
         yield retries
         balancer = self._balancer
-        yield CounterMetricFamily("llamado_gateway_prompt_bytes", "Of prompts that were sent", balancer.prompt_bytes)
+        yield CounterMetricFamily("llamado_gateway_prompt_bytes", "Bytes of prompts sent", balancer.prompt_bytes)
         yield CounterMetricFamily(
-            "llamado_gateway_prompt_bytes_known", "Of them, sent where their beginning was before", balancer.known_bytes
+            "llamado_gateway_prompt_bytes_known",
+            "Bytes of prompts cached by their replica",
+            balancer.known_bytes,
         )
         build = GaugeMetricFamily("llamado_gateway_build_info", "Always 1", labels=["version"])
         build.add_metric([__version__], 1.0)
@@ -127,9 +130,9 @@ class GatewayMetrics:
 
     def _keys(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("llamado_gateway_key_requests", "Requests of a key", labels=["key"])
-        tokens = CounterMetricFamily("llamado_gateway_key_tokens", "Tokens that a key took", labels=["key"])
-        refused = CounterMetricFamily("llamado_gateway_key_refused", "Requests turned away", labels=["key", "limit"])
-        for use in self._limits.uses:
+        tokens = CounterMetricFamily("llamado_gateway_key_tokens", "Tokens charged to a key", labels=["key"])
+        refused = CounterMetricFamily("llamado_gateway_key_refused", "Requests rejected", labels=["key", "limit"])
+        for use in self._limits.usages:
             requests.add_metric([use.options.name], use.requests)
             tokens.add_metric([use.options.name], use.tokens)
             for limit, n in use.refused.items():

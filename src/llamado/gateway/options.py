@@ -1,4 +1,4 @@
-"""What a gateway is told: its replicas, its keys and their limits; from flags and from a file (`gateway.yaml`)."""
+"""Gateway options: replicas, keys and their limits, from flags and a file (`gateway.yaml`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamado.http.access import AccessRules
 
 
 class GatewayError(LlamadoError):
-    """What a gateway is told cannot be meant."""
+    """A gateway's options are invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class ReplicaOptions:
 
     url: str
     name: str = ""
-    """What it is called in metrics and answers; "": host and port of its URL."""
+    """Its name in metrics and responses; "": host and port of its URL."""
     key: str = field(default="", repr=False)
-    """The API key it asks for."""
+    """API key to send to it."""
     weight: float = 1.0
-    """How much it takes compared with the others."""
+    """Its capacity relative to other replicas."""
     backup: bool = False
-    """Whether it is used only while no other is up."""
+    """True if it gets requests only while no other replica is available."""
 
     def __post_init__(self) -> None:
         if "://" not in self.url:
@@ -43,7 +43,7 @@ class ReplicaOptions:
         except ValueError:
             right = False
         if not right:
-            raise GatewayError(f"{self.url!r} is no address of a replica: expected http://host:port")
+            raise GatewayError(f"{self.url!r} is not a replica's address: expected http://host:port")
         if not 0 < self.weight < float("inf"):
             raise GatewayError(f"replica {self.url}: weight: expected a number above 0, got {self.weight}")
         if not self.name:
@@ -53,7 +53,7 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """One client's key and what it may use; None: as much as it likes."""
+    """A client's key and its limits; None: no limit."""
 
     name: str
     key: str = field(repr=False)
@@ -73,48 +73,48 @@ class KeyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions:
-    """Everything a gateway needs. Times in seconds."""
+    """All options of a gateway. Times in seconds."""
 
     replicas: tuple[ReplicaOptions, ...] = ()
     keys: tuple[KeyOptions, ...] = ()
     quota_file: Path | None = None
-    """Where it is kept what keys have used of their day; None: nowhere, and a restart forgets it."""
+    """File for today's usage of keys; None: a restart forgets the usage."""
     admin_key: str = field(default="", repr=False)
-    """What `/gateway/…` asks for; "": nobody may."""
+    """Key for `/gateway/…`; "": administration is disabled."""
     access: AccessRules = field(default_factory=AccessRules)
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels of all metrics."""
+    """Additional labels of all metrics."""
     health_interval: float = 1.0
-    """From one look at a replica's `/health` to the next."""
+    """Time between two checks of a replica's `/health`."""
     health_timeout: float = 5.0
-    """For an answer of `/health`: a replica that takes longer is taken for frozen."""
+    """Time for a response of `/health`. A replica that exceeds it counts as frozen."""
     stall_timeout: float = 120.0
-    """For which a frozen replica may keep answers that it has begun."""
+    """Time for a frozen replica to continue responses that it has started."""
     patience: float = 10.0
-    """For which a request waits while there is no replica to send it to."""
+    """Time a request waits for an available replica."""
     ssl_key: str | None = None
     ssl_cert: str | None = None
     timeout: int = 3600
-    """A connection may rest in the middle of a request or an answer."""
+    """Time a connection may be idle in the middle of a request or a response."""
 
     def __post_init__(self) -> None:
         for what, names in (("replica", self.replicas), ("key", self.keys)):
             seen: set[str] = set()
             for named in names:
                 if named.name in seen:
-                    raise GatewayError(f"two of the {what}s are called {named.name!r}; give one of them another name")
+                    raise GatewayError(f"two {what}s have the name {named.name!r}; rename one of them")
                 seen.add(named.name)
         if len({key.key for key in self.keys}) < len(self.keys):
             raise GatewayError("two of the keys are the same")
         if self.quota_file is not None and not self.keys:
-            raise GatewayError("quota_file: there are no keys that could use anything: give keys, or leave it out")
+            raise GatewayError("quota_file: there are no keys whose usage it could hold: give keys, or leave it out")
         for name in ("health_interval", "health_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise GatewayError(f"{name}: expected seconds, more than 0, got {getattr(self, name)}")
 
 
-def _checked(kind: type, given: Any, where: str) -> dict[str, Any]:
-    """An object of a file as a class's fields. Raises GatewayError for what is unknown or of the wrong type."""
+def _check_fields(kind: type, given: Any, where: str) -> dict[str, Any]:
+    """Check a file's object against a class's fields. Raises GatewayError for unknown names and wrong types."""
     if not isinstance(given, dict):
         raise GatewayError(f"{where}: expected names and values, got {given!r}")
     fields = {f.name: f for f in dataclasses.fields(kind)}
@@ -136,23 +136,23 @@ def _checked(kind: type, given: Any, where: str) -> dict[str, Any]:
 
 
 def replica_options(given: Any, where: str, **more: Any) -> ReplicaOptions:
-    """A replica of a file or a body: a URL, or an object with one. Raises GatewayError."""
+    """Return a replica given as a URL or an object, in a file or a request. Raises GatewayError."""
     if isinstance(given, str):
         given = {"url": given}
-    return ReplicaOptions(**{**_checked(ReplicaOptions, given, where), **more})
+    return ReplicaOptions(**{**_check_fields(ReplicaOptions, given, where), **more})
 
 
 def read_keys(path: str) -> tuple[KeyOptions, ...]:
-    """The keys of a file: a list of them, or an object with `keys`. Raises GatewayError."""
-    told = _read(path)
-    listed = told.get("keys") if isinstance(told, dict) else told
+    """Read keys from a file: a list, or an object with `keys`. Raises GatewayError."""
+    config = _read(path)
+    listed = config.get("keys") if isinstance(config, dict) else config
     return tuple(_keys(listed, path))
 
 
 def _keys(listed: Any, path: str) -> Sequence[KeyOptions]:
     if not isinstance(listed, list):
         raise GatewayError(f"{path}: keys: expected a list")
-    return [KeyOptions(**_checked(KeyOptions, key, f"{path}: keys[{i}]")) for i, key in enumerate(listed)]
+    return [KeyOptions(**_check_fields(KeyOptions, key, f"{path}: keys[{i}]")) for i, key in enumerate(listed)]
 
 
 _NUMBERS = ("health_interval", "health_timeout", "stall_timeout", "patience")
@@ -161,37 +161,40 @@ _TEXTS = ("admin_key", "quota_file")
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The fields of GatewayOptions that a `gateway.yaml` gives. Raises GatewayError."""
-    told = _read(path)
-    if not isinstance(told, dict):
+    """Read a `gateway.yaml` as fields of GatewayOptions. Raises GatewayError."""
+    config = _read(path)
+    if not isinstance(config, dict):
         raise GatewayError(f"{path}: expected names and values")
     known = (*_LISTS, *_NUMBERS, *_TEXTS, "labels")
-    for name in told:
+    for name in config:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             raise GatewayError(f"{path}: unknown {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     for name in _LISTS:
-        if not isinstance(told.get(name, []), list):
+        if not isinstance(config.get(name, []), list):
             raise GatewayError(f"{path}: {name}: expected a list")
     given: dict[str, Any] = {
         "replicas": (
-            *(replica_options(r, f"{path}: replicas[{i}]") for i, r in enumerate(told.get("replicas", []))),
-            *(replica_options(r, f"{path}: backups[{i}]", backup=True) for i, r in enumerate(told.get("backups", []))),
+            *(replica_options(r, f"{path}: replicas[{i}]") for i, r in enumerate(config.get("replicas", []))),
+            *(
+                replica_options(r, f"{path}: backups[{i}]", backup=True)
+                for i, r in enumerate(config.get("backups", []))
+            ),
         ),
-        "keys": tuple(_keys(told.get("keys", []), path)),
+        "keys": tuple(_keys(config.get("keys", []), path)),
     }
     for name in _NUMBERS:
-        if name in told:
-            if not isinstance(told[name], (int, float)) or isinstance(told[name], bool):
-                raise GatewayError(f"{path}: {name}: expected a number, got {told[name]!r}")
-            given[name] = float(told[name])
+        if name in config:
+            if not isinstance(config[name], (int, float)) or isinstance(config[name], bool):
+                raise GatewayError(f"{path}: {name}: expected a number, got {config[name]!r}")
+            given[name] = float(config[name])
     for name in _TEXTS:
-        if not isinstance(told.get(name, ""), str):
-            raise GatewayError(f"{path}: {name}: expected a text, got {told[name]!r}")
-    if told.get("quota_file"):
-        given["quota_file"] = Path(told["quota_file"])
-    given["admin_key"] = told.get("admin_key", "")
-    labels = told.get("labels", {})
+        if not isinstance(config.get(name, ""), str):
+            raise GatewayError(f"{path}: {name}: expected a text, got {config[name]!r}")
+    if config.get("quota_file"):
+        given["quota_file"] = Path(config["quota_file"])
+    given["admin_key"] = config.get("admin_key", "")
+    labels = config.get("labels", {})
     if not isinstance(labels, dict) or not all(isinstance(x, str) for x in (*labels, *labels.values())):
         raise GatewayError(f"{path}: labels: expected names and texts")
     given["labels"] = labels
@@ -204,4 +207,4 @@ def _read(path: str) -> Any:
     except OSError as error:
         raise GatewayError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GatewayError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        raise GatewayError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None

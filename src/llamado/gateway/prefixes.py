@@ -1,7 +1,7 @@
-"""Which replica has which beginnings of prompts in its cache, by a chain of hashes over them.
+"""Index of prompt prefixes: which replica has cached which prefix, by chained hashes.
 
-A prompt is cut into blocks, and each block's hash takes in those before it: equal hashes are equal beginnings. A
-conversation's blocks end where its messages end, too, so that its next turn finds the last one's.
+A prompt is split into blocks, and each block's hash includes those before it: equal hashes mean equal prefixes. In a
+conversation, blocks end where messages end, so that the next turn finds the last one's prefix.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 import orjson
 
 BLOCK = 512
-"""Bytes of a block at most."""
+"""Most bytes of a block."""
 LEAST_KNOWN = 256
-"""Bytes of a prompt below which it does not matter who knows them: all conversations begin alike."""
+"""Shorter prefixes, in bytes, are ignored: most conversations begin alike."""
 MOST_BLOCKS = 1024
-"""Blocks of one prompt that are looked at: half a megabyte of text."""
+"""Blocks of a prompt that are hashed: half a megabyte of text."""
 MOST_ENTRIES = 1 << 16
-"""Beginnings that are remembered; those not met for the longest time are forgotten first."""
+"""Prefixes in the index; the least recently used are forgotten first."""
 MOST_HOLDERS = 8
-"""Replicas remembered for one beginning."""
+"""Replicas remembered for one prefix."""
 
 Chain = list[tuple[bytes, int]]
-"""Hash and length in bytes of each beginning, the shortest first."""
+"""Hash and length in bytes of each prefix, the shortest first."""
 
 
 def chain_of(body: Any) -> Chain:
-    """The beginnings of what a body of any of the APIs asks; none where there is no prompt in it."""
+    """Return the prefixes of the prompt in a request body of any API; [] if it has no prompt."""
     return _chain(_parts(body)) if isinstance(body, dict) else []
 
 
@@ -37,7 +37,7 @@ def _parts(body: Mapping[str, Any]) -> Iterable[bytes]:
     messages = body.get("messages", body.get("input"))
     prompt = body.get("prompt", body.get("input_prefix"))
     if isinstance(messages, list):
-        # What templates put before the first message.
+        # Chat templates put these before the first message.
         yield orjson.dumps([body.get(name) for name in ("model", "tools", "system", "instructions")])
         yield from map(orjson.dumps, messages)
     elif isinstance(messages, str):
@@ -46,7 +46,7 @@ def _parts(body: Mapping[str, Any]) -> Iterable[bytes]:
     elif isinstance(prompt, str):
         yield prompt.encode("utf-8", "replace")
     elif isinstance(prompt, list):
-        yield orjson.dumps(prompt)[:-1]  # without the bracket that ends it
+        yield orjson.dumps(prompt)[:-1]  # without the closing bracket
 
 
 def _chain(parts: Iterable[bytes]) -> Chain:
@@ -64,7 +64,7 @@ def _chain(parts: Iterable[bytes]) -> Chain:
 
 
 class Prefixes:
-    """Beginnings and who has them. A holder is a number: a replica gets another one whenever it lost its cache."""
+    """Prefixes and their holders. A holder is a number; a replica gets a new one whenever it has lost its cache."""
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
         self._most = most
@@ -73,8 +73,8 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def known(self, chain: Chain) -> dict[int, int]:
-        """How many bytes of a prompt each holder has."""
+    def cached_bytes(self, chain: Chain) -> dict[int, int]:
+        """Return the bytes of a prompt that each holder has cached."""
         found: dict[int, int] = {}
         for hash, length in chain:
             holders = self._holders.get(hash)
@@ -85,9 +85,9 @@ class Prefixes:
                     found[holder] = length
         return found
 
-    def note(self, chain: Chain, holder: int) -> None:
-        """A prompt was sent to a holder."""
-        for hash, _ in reversed(chain):  # so that of one prompt the end is forgotten first
+    def add(self, chain: Chain, holder: int) -> None:
+        """Record that a prompt was sent to a holder."""
+        for hash, _ in reversed(chain):  # so that the end of a prompt is forgotten before its beginning
             holders = self._holders.setdefault(hash, [])
             if holder not in holders:
                 holders.append(holder)

@@ -1,4 +1,4 @@
-"""One replica: where it stands, what it works on, and what it says of itself."""
+"""One replica: its health, load, models, and running requests."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from llamado.outgoing import Maybe, fit
 log = logging.getLogger("llamado.gateway")
 
 LOOK_SECONDS = 2.0
-"""From one look at a replica's slots and models to the next."""
+"""Time between two queries of a replica's slots and models."""
 METRICS_TIMEOUT = 2.0
 _numbers = itertools.count(1)
 _REQUESTS = re.compile(r"^llamacpp:requests_(?:processing|deferred)(?:{[^}]*})? (\d[\d.e+]*)$", re.MULTILINE)
 _MOST_REQUESTS = 1e9
-_LARGEST = 64 << 20  # bytes of `/slots`, `/metrics`
+_LARGEST = 64 << 20  # bytes of `/slots` and `/metrics`
 
-NOT_ASKED = State(Phase.CONNECTING, "not asked yet")
+UNKNOWN = State(Phase.CONNECTING, "not asked yet")
 
 
 class Rate:
-    """Events a second over the last minute, in memory for a minute's seconds."""
+    """Events per second over the last minute, counted by seconds."""
 
     SECONDS = 60
 
@@ -42,7 +42,7 @@ class Rate:
         self._counts: deque[tuple[int, int]] = deque(maxlen=self.SECONDS + 1)  # (second, events in it)
         self._began: float | None = None
 
-    def note(self, now: float) -> None:
+    def record(self, now: float) -> None:
         """Count an event."""
         self._began = now if self._began is None else self._began
         second = int(now)
@@ -52,7 +52,7 @@ class Rate:
             self._counts.append((second, 1))
 
     def per_second(self, now: float) -> float:
-        """Return the rate; over less than a minute if the first event is not older."""
+        """Return the rate; over a shorter time if the first event is less than a minute ago."""
         if self._began is None:
             return 0.0
         recent = sum(n for second, n in self._counts if second > now - self.SECONDS)
@@ -60,7 +60,7 @@ class Rate:
 
 
 class Replica:
-    """A server behind the gateway, watched from `start` to `close`. `changed` is called when it comes or goes."""
+    """A server behind the gateway, monitored from `start` to `close`. Calls `changed` when its availability changes."""
 
     def __init__(self, options: ReplicaOptions, settings: GatewayOptions, changed: Callable[[], None]) -> None:
         self.options = options
@@ -69,25 +69,25 @@ class Replica:
         self.pool = Pool(UpstreamAddress.parse(options.url))
         self.key = options.key.encode()
         self.breaker = Breaker()
-        self.state = NOT_ASKED
+        self.state = UNKNOWN
         self.since = time.time()
-        """When it came to its state (seconds of the epoch)."""
+        """Time of the last change of state (seconds of the epoch)."""
         self.draining = False
         self.number = next(_numbers)
-        """Of the contents of its cache: another one after each time it was away."""
+        """Identifies the contents of its cache; changes whenever it may have lost them."""
         self.in_flight = 0
         self.n_begun = 0
-        """Requests that were ever sent to it."""
+        """Requests sent to it, ever."""
         self.others = 0
-        """Requests that it works on besides those from here, as its slots tell, or its metrics where it shows none."""
+        """Requests of others that it is processing, by its slots, or by its metrics if it hides its slots."""
         self.n_slots: int | None = None
         self.models: list[dict[str, Any]] = []
         self.build = ""
         self.model_names: frozenset[str] = frozenset()
         self.statuses: Counter[int] = Counter()
-        """Answers by status."""
+        """Responses by status."""
         self.losses: Counter[str] = Counter()
-        """Requests that it took and did not answer, by the reason."""
+        """Unanswered requests, by reason."""
         self._rate = Rate()
         self._settings = settings
         self._changed = changed
@@ -98,14 +98,14 @@ class Replica:
         self._free.set()
         self._tasks: list[asyncio.Task[None]] = []
 
-    # Watching
+    # Monitoring
 
     def start(self) -> None:
-        """Look at it from now on."""
-        self._tasks = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._look())]
+        """Start monitoring."""
+        self._tasks = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._query())]
 
     async def close(self) -> None:
-        """Let go of it; answers under way break off."""
+        """Stop monitoring and close all connections; running responses are cut short."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -113,22 +113,22 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """Whether it answers requests, by its `/health`."""
+        """True if its `/health` reports ready."""
         return self.state.ready
 
     @property
     def load(self) -> float:
-        """Requests it works on, in shares of its weight."""
+        """Running requests in proportion to its weight."""
         return (self.in_flight + self.others) / self.options.weight
 
-    def suspect(self) -> None:
-        """Something went wrong with a request: look at it at once."""
+    def check_now(self) -> None:
+        """Check its health at once, after a request failed."""
         self._look_now.set()
 
     async def _watch(self) -> None:
         while True:
             self._look_now.clear()
-            self._note(await self._health())
+            self._set_state(await self._health())
             try:
                 async with asyncio.timeout(self._settings.health_interval):
                     await self._look_now.wait()
@@ -140,7 +140,7 @@ class Replica:
         try:
             status, body = await get(self.pool, "/health", timeout=timeout, key=self.key)
         except TimeoutError:
-            self._silent(timeout)
+            self._on_silence(timeout)
             return State(Phase.CONNECTING, f"accepts connections, and does not answer within {timeout:g} s")
         except UpstreamLost as error:
             self._silent_since = None
@@ -148,17 +148,17 @@ class Replica:
         self._silent_since = None
         return judge(status, {}, body)
 
-    def _silent(self, timeout: float) -> None:
-        """It is frozen: requests that it has not begun to answer go elsewhere; the others in the end, too."""
+    def _on_silence(self, timeout: float) -> None:
+        """Handle a frozen replica: abort requests without a response, and in the end all others."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now - timeout
         for exchange in list(self._waiting):
-            exchange.cut(f"replica {self.name} does not answer within {timeout:g} s")
+            exchange.abort(f"replica {self.name} does not answer within {timeout:g} s")
         if now - self._silent_since >= self._settings.stall_timeout:
-            self.pool.break_all(f"replica {self.name} was silent for {now - self._silent_since:.0f} s")
+            self.pool.abort_all(f"replica {self.name} was silent for {now - self._silent_since:.0f} s")
 
-    def _note(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         before, self.state = self.state, state
         if state.ready == before.ready and state.phase is before.phase:
             return
@@ -167,11 +167,11 @@ class Replica:
             self.breaker.reset()
         log.log(logging.INFO if state.alive else logging.WARNING, "replica %s: %s", self.name, state.message)
         if before.ready and not state.ready and state.phase is not Phase.BUSY and self._silent_since is None:
-            self.number = next(_numbers)  # whatever it had in its cache is probably gone
+            self.number = next(_numbers)  # it was probably restarted with an empty cache
         self._changed()
 
-    async def _look(self) -> None:
-        """Its models once it is ready, and how busy it is."""
+    async def _query(self) -> None:
+        """Query its models once it is ready, and its load regularly."""
         described: int | None = None
         while True:
             if self.ready:
@@ -187,8 +187,8 @@ class Replica:
     async def _describe(self) -> None:
         timeout = self._settings.health_timeout
         _, body = await get(self.pool, "/v1/models", timeout=timeout, key=self.key)
-        told = orjson.loads(body)
-        listed = told.get("data") if isinstance(told, dict) else None
+        answer = orjson.loads(body)
+        listed = answer.get("data") if isinstance(answer, dict) else None
         given = listed if isinstance(listed, list) else []
         self.models = [m for m in given if isinstance(m, dict) and isinstance(m.get("id"), str)]
         names = [[m["id"], *fit(m, {"aliases": [""]})["aliases"]] for m in self.models]
@@ -206,46 +206,46 @@ class Replica:
         self.others = max(0, busy - self.in_flight)
 
     async def slots(self) -> list[dict[str, Any]]:
-        """What `/slots` says; [] where it is not served. Raises UpstreamLost, TimeoutError, ValueError."""
+        """Return `/slots`; [] if it is disabled. Raises UpstreamLost, TimeoutError, ValueError."""
         timeout = self._settings.health_timeout
         status, body = await get(self.pool, "/slots", timeout=timeout, limit=_LARGEST, key=self.key)
-        told = orjson.loads(body) if status == 200 else []
-        return [slot for slot in told if isinstance(slot, dict)] if isinstance(told, list) else []
+        answer = orjson.loads(body) if status == 200 else []
+        return [slot for slot in answer if isinstance(slot, dict)] if isinstance(answer, list) else []
 
     async def metrics(self) -> str | None:
-        """Its metrics; None where it gives none. Raises UpstreamLost, TimeoutError."""
+        """Return its metrics; None if they are disabled. Raises UpstreamLost, TimeoutError."""
         status, body = await get(self.pool, "/metrics", timeout=METRICS_TIMEOUT, limit=_LARGEST, key=self.key)
         return body.decode("utf-8", "replace") if status == 200 else None
 
     # Requests
 
     def begin(self, exchange: Exchange) -> bool:
-        """A request is sent to it; returns whether it is a probe of the breaker."""
+        """Count a request that is about to be sent; return True if it is a probe of the breaker."""
         self.in_flight += 1
         self.n_begun += 1
-        self._rate.note(time.monotonic())
+        self._rate.record(time.monotonic())
         self._free.clear()
         self._waiting.add(exchange)
         return self.breaker.begin()
 
-    def answering(self, exchange: Exchange) -> None:
-        """The answer has begun."""
+    def response_started(self, exchange: Exchange) -> None:
+        """Count the start of a response."""
         self._waiting.discard(exchange)
 
     def end(self, exchange: Exchange) -> None:
-        """The request is over, however it ended."""
+        """Count the end of a request."""
         self._waiting.discard(exchange)
         self.in_flight -= 1
         if not self.in_flight:
             self._free.set()
 
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
+    async def wait_idle(self) -> None:
+        """Wait until no request is running."""
         await self._free.wait()
 
     @property
-    def shown(self) -> dict[str, Any]:
-        """What `/gateway/replicas` says of it."""
+    def admin_status(self) -> dict[str, Any]:
+        """Return its entry in `/gateway/replicas`."""
         return {"url": self.options.url, **self.status}
 
     @property

@@ -1,4 +1,4 @@
-"""Runs a gateway until a signal comes."""
+"""Running a gateway until a signal arrives."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
-from llamado.http.monitoring.counted import Counted
-from llamado.http.running import announced
-from llamado.http.signals import EndingServer
+from llamado.http.monitoring.counter import RequestCounter
+from llamado.http.running import announce
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 
 log = logging.getLogger("llamado.gateway")
 
 
-class GatewayServer(EndingServer):
-    """uvicorn that lets go of the replicas before it ends; the second signal ends everything at once."""
+class GatewayServer(GracefulServer):
+    """uvicorn server that closes the replicas before it exits; a second signal ends everything at once."""
 
     gateway: Gateway | None = None
 
@@ -39,20 +39,20 @@ class GatewayServer(EndingServer):
 
 
 def make_gateway(options: GatewayOptions) -> GatewayServer:
-    """A server that is ready to run. Raises GatewayError."""
-    application: list[Counted] = []
+    """Return a server that is ready to run. Raises GatewayError."""
+    application: list[RequestCounter] = []
     limits = KeyLimits(options.keys, options.quota_file)
 
-    def make() -> Counted:
+    def make() -> RequestCounter:
         gateway = server.gateway = Gateway(options, limits)
         keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
         server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
-        application.append(Counted(server.access, gateway.traffic, gateway.endpoint))
+        application.append(RequestCounter(server.access, gateway.traffic, gateway.endpoint))
         return application[0]
 
-    # Each request has a connection to its replica besides the client's.
+    # Each request needs a second connection, to its replica.
     connections = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
     refuse = busy_app(lambda: application[0], "", lambda *refused: application[0].refused(*refused))
     settings = configure(
@@ -63,12 +63,12 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
 
 
 def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
-    """Serve until a signal comes; the exit code. Raises GatewayError."""
+    """Serve until a signal arrives; return the exit code. Raises GatewayError."""
     server = make_gateway(options)
     for sock in sockets:
         log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))
     for replica in options.replicas:
         log.info("  %s%s %s", "backup " if replica.backup else "", replica.name, replica.url)
-    with announced("gateway", [address_of(sock, tls=bool(options.ssl_cert)) for sock in sockets]):
+    with announce("gateway", [address_of(sock, tls=bool(options.ssl_cert)) for sock in sockets]):
         server.run(sockets=sockets)
     return 0

@@ -1,1 +1,1 @@
-"""HTTP that the server and the router have in common: who may call, bodies, errors, whole answers."""
+"""HTTP layer shared by server, router and gateway: access control, request bodies, errors, connections, upstreams."""

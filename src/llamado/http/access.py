@@ -1,4 +1,4 @@
-"""Access control of server and router: the prefix of all paths, origins, keys, HEAD, the end of the process."""
+"""Access control: path prefix, Host and Origin checks, API keys, HEAD, and refusals during shutdown."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
-from llamado.http.bodies import Bodies, Body
+from llamado.http.bodies import Body, BodyBudget
 from llamado.http.errors import ApiError, not_found
 
 LIVE = frozenset({"/livez", "/healthz"})
-"""Paths that tell whether the process works, whatever it waits for; they are answered also while it loads or ends."""
+"""Liveness probes. They are answered while the model loads and during shutdown, too."""
 HEALTH = LIVE | {"/health", "/v1/health", "/readyz"}
-"""Paths that never need a key."""
-OWN = frozenset({"/tools", "/cors-proxy"})
-"""Paths that act in the name of this machine's user: without a key only its own programs and pages get there."""
+"""Probe paths. They never need a key."""
+PRIVILEGED = frozenset({"/tools", "/cors-proxy"})
+"""Paths that act with the rights of the server's user. Without a key, they are for local programs and allowed pages."""
 
 Headers = dict[bytes, bytes]
 
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1, without TRACE, which nothing here answers
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1; TRACE is not served
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")  # what proxies say of who asked them
+# Headers by which proxies name the original client.
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 _DRAIN_SECONDS = 5
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]*))(?::[0-9]*)?")
-"""Name and port (RFC 9110, 7.2), and nothing besides."""
+"""A host name and an optional port (RFC 9110, 7.2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessRules:
-    """Who may call: keys, and what browsers are told."""
+    """Access rules: API keys, allowed host names, and CORS settings."""
 
     api_keys: tuple[bytes, ...] = ()
     cors_origins: str = "localhost"
-    """`*`, `localhost`, or origins separated by commas."""
+    """`*`, `localhost`, or a comma-separated list of origins."""
     allowed_hosts: tuple[str, ...] = ()
     """Names in `Host` that are served without a key: `name`, `.suffix` for a domain and its subdomains, `*` for all."""
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
@@ -46,7 +47,7 @@ class AccessRules:
     cors_credentials: bool = True
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of an origin may call."""
+        """Return True if pages of `origin` may send requests."""
         if self.cors_origins == "*":
             return True
         if self.cors_origins == "localhost":
@@ -54,9 +55,9 @@ class AccessRules:
         return origin in self._origins
 
     def shown_origin(self, origin: str) -> str:
-        """Value of Access-Control-Allow-Origin for a request's Origin; "" for none."""
+        """Return the value of Access-Control-Allow-Origin for a request's Origin; "" for no header."""
         if self.cors_origins == "*":
-            # With credentials a browser takes no "*": the origin is sent back instead.
+            # Browsers reject "*" for requests with credentials, so the origin itself is returned.
             return origin if self.cors_credentials else "*"
         if self.cors_origins == "localhost":
             return origin if _is_local(origin) else ""
@@ -102,11 +103,11 @@ def _covers(rule: str, name: str) -> bool:
 
 
 class Access:
-    """Checks every request before `app` sees it.
+    """ASGI middleware that checks every request before `app` gets it.
 
-    `public`: paths that need no key. `guarded`: paths that check a secret of their own, so that any Host may name them.
-    `changing`: paths that change something though they are asked for by GET.
-    `unready`: status and body of what is answered instead, for a path; None: the application answers.
+    `public`: paths that need no key. `guarded`: paths that check their own secret, so any Host may name them.
+    `changing`: paths that change state although clients request them with GET.
+    `unready`: returns status and body of a refusal for a path; None passes the request on to `app`.
     """
 
     def __init__(
@@ -134,33 +135,33 @@ class Access:
             (b"access-control-allow-headers", rules.cors_headers.encode("latin-1")),
             (b"content-type", b"text/html"),
         ]
-        self.bodies = Bodies()
+        self.bodies = BodyBudget()
         self.draining = False
-        """Whether the process finishes what it has and takes nothing new."""
+        """True during shutdown: running requests are finished, new ones are refused."""
         self.n_running = 0
-        """Requests that the application is answering."""
+        """Requests that `app` is processing."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         body = Body(self.bodies)
         try:
-            await self._answer({**scope, "llamado.body": body}, receive, self._sending(scope, body, send))
+            await self._answer({**scope, "llamado.body": body}, receive, self._wrap_send(scope, body, send))
         finally:
             body.release()
 
-    def _sending(self, scope: Scope, body: Body, send: Send) -> Send:
-        """`send` that adds who may read the answer, and lets go of the request's body when the answer begins."""
+    def _wrap_send(self, scope: Scope, body: Body, send: Send) -> Send:
+        """Wrap `send`: add the CORS header, and release the request's body when the response starts."""
         origin = self._rules.shown_origin(dict(scope["headers"]).get(b"origin", b"").decode("latin-1"))
         more = [(b"access-control-allow-origin", origin.encode("latin-1"))] if origin else []
 
-        async def sending(message: Any) -> None:
+        async def send_with_cors(message: Any) -> None:
             if message["type"] == "http.response.start":
                 body.release()
                 message["headers"] = [*message["headers"], *more]
             await send(message)
 
-        return sending
+        return send_with_cors
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, headers = scope["path"], dict(scope["headers"])
@@ -174,7 +175,7 @@ class Access:
             await error_response(wrong, path)(scope, receive, send)
             return
         if scope["method"] == "OPTIONS":
-            # Browsers send these without a key, before the request proper.
+            # Browsers send preflight requests without a key.
             await answer(send, b"", 200, self._preflight)
             return
         live = path in LIVE
@@ -183,13 +184,13 @@ class Access:
             await answer(send, unready[1], unready[0])
             return
         if self.draining and not live:
-            error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
+            error = ApiError("unavailable_error", "the server is shutting down", retry_after=_DRAIN_SECONDS)
             await error_response(error, path, close=True)(scope, receive, send)
             return
         if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
             await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)
             return
-        if path in OWN and not self._keys and (why := self._stranger(headers)):
+        if path in PRIVILEGED and not self._keys and (why := self._foreign_reason(headers)):
             await error_response(ApiError("permission_error", why))(scope, receive, send)
             return
         changes = scope["method"] not in _SAFE or path in self._changing
@@ -209,9 +210,9 @@ class Access:
     def _wrong_host(self, scope: Scope, headers: Headers, path: str) -> ApiError | None:
         """Return the error for a request whose Host does not name this server.
 
-        A page can make its own name resolve to this machine's address (DNS rebinding). Its browser then takes this
-        server for the page's origin, so CORS does not apply; only Host still holds the page's name. A key stops such a
-        page, and no browser reaches a Unix socket.
+        A page can make its own name resolve to this machine's address (DNS rebinding). The browser then takes this
+        server for the page's origin and CORS does not apply; only Host still holds the page's name. A key stops such a
+        page, and browsers cannot reach a Unix socket.
         """
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return ApiError("invalid_request_error", "the request has more than one Host header")
@@ -223,19 +224,19 @@ class Access:
         message = f"this server does not serve the host name {host!r} without a key: see --allowed-hosts and --api-key"
         return ApiError("permission_error", message)
 
-    def _stranger(self, headers: Headers) -> str:
-        """Return why a request without a key comes from no program or page of this machine; "" if it may."""
+    def _foreign_reason(self, headers: Headers) -> str:
+        """Return why a keyless request is not from a local program or an allowed page; "" if it is."""
         if any(name in headers for name in _FORWARDED):
-            return "requests that a proxy passes on need a key: see --api-key"
+            return "requests through a proxy need a key: see --api-key"
         if self._is_foreign(headers):
             return "pages of other sites need a key: see --cors-origins and --api-key"
         return ""
 
     def _is_foreign(self, headers: Headers) -> bool:
-        """Whether a page of a site that is not allowed makes its reader's browser ask.
+        """Return True if the request comes from a browser page whose origin is not allowed.
 
-        Browsers send an Origin with all that changes something, and Sec-Fetch-Site with everything; pages can forge
-        neither. Other programs send none of them.
+        Browsers send Origin with every request that changes state, and Sec-Fetch-Site with every request. Pages can
+        forge neither. Other programs send none of them.
         """
         origin = headers.get(b"origin", b"").decode("latin-1")
         site = headers.get(b"sec-fetch-site", b"")
@@ -247,8 +248,8 @@ class Access:
         return origin.partition("://")[2].lower() not in [host.decode("latin-1").lower() for host in hosts if host]
 
 
-def comes_from_this_machine(scope: Scope) -> bool:
-    """Return True if a program of this machine sent a request, directly or through proxies of this machine."""
+def is_local_request(scope: Scope) -> bool:
+    """Return True if a local program sent the request, directly or through local proxies."""
     client = scope.get("client")
     addresses = [] if client is None else [client[0]]  # None: a Unix socket
     for name, value in scope["headers"]:
@@ -263,10 +264,10 @@ def comes_from_this_machine(scope: Scope) -> bool:
 
 
 def _without_body(send: Send) -> Send:
-    """`send` for HEAD: the answer ends with its headers, also that of a stream without end."""
+    """Wrap `send` for HEAD: end the response after its headers, even if it is an endless stream."""
     ended = False
 
-    async def sending(message: Any) -> None:
+    async def send_with_cors(message: Any) -> None:
         nonlocal ended
         if message["type"] == "http.response.start":
             await send(message)
@@ -274,16 +275,16 @@ def _without_body(send: Send) -> Send:
             ended = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    return sending
+    return send_with_cors
 
 
 def digest(key: bytes) -> bytes:
-    """What is kept of a key, so that comparing tells nothing of its length."""
+    """Return the hash that is stored for a key. Its fixed length hides the key's length from comparisons."""
     return blake2b(key, digest_size=32).digest()
 
 
-def digests_given(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The digests of what `Authorization: Bearer` and `X-Api-Key` hold."""
+def key_digests(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    """Return the hashes of the keys in `Authorization: Bearer` and `X-Api-Key`."""
     bearer = headers.get(b"authorization", b"")
     if bearer[:7].lower() == b"bearer ":
         bearer = bearer[7:]
@@ -291,18 +292,18 @@ def digests_given(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
 
 
 def key_is_valid(headers: Mapping[bytes, bytes], digests: tuple[bytes, ...]) -> bool:
-    """Whether `Authorization: Bearer` or `X-Api-Key` holds one of the keys, given by their digests.
+    """Return True if `Authorization: Bearer` or `X-Api-Key` holds one of the keys, given by their hashes.
 
-    The time it takes tells neither which key it is nor how long the keys are nor how much of one was right.
+    The run time does not depend on the key, its length, or how much of it matches.
     """
-    given = digests_given(headers)
+    given = key_digests(headers)
     return max([hmac.compare_digest(one, key) for one in given for key in digests])
 
 
 def busy_app(app: Callable[[], App], prefix: str, refused: Callable[[Scope, int], None]) -> App:
-    """Return the application for connections over the limit: probes pass, all else is 503.
+    """Return the application for connections over the limit: health probes pass, other requests get 503.
 
-    `refused` is called with the scope and status of each refused request.
+    `refused` is called with scope and status of each refused request.
     """
     paths = {prefix + path for path in HEALTH}
 

@@ -1,4 +1,4 @@
-"""Whole answers: JSON, and errors as JSON; and applications whose faults are answered so."""
+"""JSON responses, error responses, and the last-resort error handler of applications."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from llamado.errors import LlamadoError
-from llamado.http.errors import ApiError, ClientGone, error_body, unexpected
+from llamado.http.errors import ApiError, ClientDisconnected, error_body, unexpected
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,14 +22,14 @@ JSON_TYPE = "application/json; charset=utf-8"
 
 
 def json_response(body: bytes, status: int = 200, headers: dict[str, Any] | None = None) -> Response:
-    """A response with a JSON body that is already written."""
+    """Return a response with an encoded JSON body."""
     return Response(body, status, headers, media_type=JSON_TYPE)
 
 
 def error_response(error: ApiError, path: str = "", *, close: bool = False) -> Response:
-    """An error as a response, in the form of the API that `path` belongs to; one that may pass says when to ask again.
+    """Return an error response in the format of the API that `path` belongs to, with Retry-After for transient errors.
 
-    `close`: the connection ends with it.
+    `close`: close the connection after the response.
     """
     headers = {}
     if error.retry_after is not None:
@@ -40,14 +40,14 @@ def error_response(error: ApiError, path: str = "", *, close: bool = False) -> R
 
 
 async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Send a whole answer; JSON unless the headers say otherwise."""
+    """Send a complete response; JSON unless `headers` are given."""
     given = [(b"content-type", JSON_TYPE.encode())] if headers is None else headers
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*given, length]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-_COME_AGAIN = 2  # seconds
+_RETRY_AFTER = 2  # seconds
 
 
 async def answer_faults(
@@ -60,10 +60,10 @@ async def answer_faults(
     translate: Callable[[Exception], ApiError] = unexpected,
     ending: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Let an application answer a request, and answer what it raises by an error body while nothing is sent yet.
+    """Run an application and send an error response for an exception, unless the response has started.
 
-    What is no fault of ours or a client's is logged. `ending`: whether requests that are cancelled were given the time
-    that the process gives at its end.
+    Exceptions other than LlamadoError are logged with their traceback. `ending`: returns True if cancelled requests
+    have already had the grace period of a shutdown.
     """
     started = False
 
@@ -78,8 +78,8 @@ async def answer_faults(
     except asyncio.CancelledError:
         if not ending():
             raise
-        fault = ApiError("unavailable_error", "the process is ending", retry_after=_COME_AGAIN)
-    except ClientGone:
+        fault = ApiError("unavailable_error", "the process is shutting down", retry_after=_RETRY_AFTER)
+    except ClientDisconnected:
         return
     except Exception as error:
         if not isinstance(error, LlamadoError):

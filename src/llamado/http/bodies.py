@@ -1,7 +1,7 @@
-"""Bodies of requests: each bounded, and all that are held at once together.
+"""Request bodies, limited in size one by one and all together.
 
-A small body is always read. For a larger one its length is set aside before it is read; while there is no room it waits
-unread. What is read slowly while others wait is turned away, so that nobody keeps the room by sending little.
+Small bodies are always read. A larger one reserves its length first and waits, unread, while the budget is used up. If
+others wait, the slowest senders are rejected, so that trickling clients cannot block the budget.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import asyncio
 from collections import deque
 
 from llamado.http.answer import Receive, Scope
-from llamado.http.errors import ApiError, ClientGone
+from llamado.http.errors import ApiError, ClientDisconnected
 
-# A prompt of a million tokens is 5 MB of text.
+# Bytes of one body. A prompt of a million tokens is 5 MB of text.
 MAX_BODY = 10 * 2**20
-# Bytes of a body that does not count.
+# Bytes of a body that is not counted.
 SMALL_BODY = 64 * 1024
-# Bytes of all bodies that are read or worked on.
+# Bytes of all bodies being read or processed.
 MOST_HELD = 256 * 2**20
-# Seconds a body waits for room.
+# Seconds a body waits for the budget.
 PATIENCE = 30.0
-# Bytes a second below which a body makes room for one that waits, and seconds over which that is measured.
+# Slower bodies (bytes per second, measured over so many seconds) are rejected if another one waits.
 PACE = 128 * 1024
 PACE_SECONDS = 2.0
 
 
-class Bodies:
-    """All bodies of one server. `most`: bytes held at once."""
+class BodyBudget:
+    """The byte budget for all request bodies of a server. `most`: bytes held at once."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self.free = most
@@ -34,8 +34,8 @@ class Bodies:
         self._reading: set[Body] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def hold(self, body: Body, size: int) -> None:
-        """Set room aside for a body that is read now; who came first gets it first. Raises ApiError (503)."""
+    async def reserve(self, body: Body, size: int) -> None:
+        """Reserve bytes for a body that is about to be read, first come, first served. Raises ApiError (503)."""
         loop = asyncio.get_running_loop()
         if not self._waiting and self.free >= size:
             self.free -= size
@@ -47,7 +47,7 @@ class Bodies:
                 async with asyncio.timeout(PATIENCE):
                     await granted
             except BaseException as error:
-                self.give(size if granted.done() and not granted.cancelled() else 0)
+                self.restore(size if granted.done() and not granted.cancelled() else 0)
                 if isinstance(error, TimeoutError):
                     message = "too many bytes of request bodies at once"
                     raise ApiError("unavailable_error", message, retry_after=5) from None
@@ -55,8 +55,8 @@ class Bodies:
         body.held = size
         self._reading.add(body)
 
-    def give(self, size: int) -> None:
-        """Take back room, and hand it to those that wait."""
+    def restore(self, size: int) -> None:
+        """Return bytes to the budget and grant them to waiting bodies."""
         self.free += size
         while self._waiting:
             wanted, granted = self._waiting[0]
@@ -68,16 +68,16 @@ class Bodies:
             self._waiting.popleft()
 
     def end(self, body: Body) -> None:
-        """A body is read no more."""
+        """Stop tracking a body that has been read."""
         self._reading.discard(body)
 
     def _watch(self) -> None:
         if self._timer is None:
             before = {body: body.arrived for body in self._reading}
-            self._timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._turn_away, before)
+            self._timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._reject_slow, before)
 
-    def _turn_away(self, before: dict[Body, int]) -> None:
-        """Let the bodies go of which least came since `before`, as many as the first of those that wait needs."""
+    def _reject_slow(self, before: dict[Body, int]) -> None:
+        """Reject the slowest senders since `before`, enough of them for the first waiting body."""
         self._timer = None
         if not self._waiting:
             return
@@ -86,30 +86,33 @@ class Bodies:
         for body in sorted(came, key=came.__getitem__):
             if missing <= 0 or came[body] >= PACE * PACE_SECONDS:
                 break
-            body.turn_away()
+            body.reject()
             missing -= body.held
         self._watch()
 
 
 class Body:
-    """The body of one request, and the room it takes."""
+    """One request body and its share of the budget."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: BodyBudget) -> None:
         self._bodies = bodies
         self._limit: asyncio.Timeout | None = None
         self.held = 0
-        """Bytes set aside for it."""
+        """Bytes reserved for it."""
         self.arrived = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body; its room is given back by `release`.
+        """Read and return the whole body; `release` returns its bytes to the budget.
 
-        Raises ClientGone; ApiError: 413 for one larger than MAX_BODY, 503 without room, 408 where it came too slowly.
+        Raises ClientDisconnected; ApiError: 413 if it is larger than MAX_BODY, 503 if the budget is used up, 408 if the
+        client sends too slowly, 415 if it is compressed.
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         coding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")[:100]
         if coding not in ("", "identity"):
-            why = f"the request's body is compressed ({coding}), which this server does not accept: send it as it is"
+            why = (
+                f"the request's body is compressed ({coding}), which this server does not accept: send it uncompressed"
+            )
             raise ApiError("invalid_request_error", why, status=415)
         given = headers.get(b"content-length", b"")
         declared = int(given) if given.isdigit() else None
@@ -119,45 +122,45 @@ class Body:
         try:
             async with asyncio.timeout(None) as self._limit:
                 if declared is not None and declared > SMALL_BODY:
-                    await self._bodies.hold(self, declared)
+                    await self._bodies.reserve(self, declared)
                 more = True
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientGone("the client went away while sending its body")
+                        raise ClientDisconnected("the client disconnected while sending its body")
                     chunk, more = message.get("body", b""), message.get("more_body", False)
                     self.arrived += len(chunk)
                     if self.arrived > MAX_BODY:
                         raise _too_large()
                     chunks.append(chunk)
                     if more and not self.held and self.arrived > SMALL_BODY:
-                        await self._bodies.hold(self, MAX_BODY)
+                        await self._bodies.reserve(self, MAX_BODY)
         except BaseException as error:
-            chunks.clear()  # the error's frames would keep them until cycles are looked for
+            chunks.clear()  # the exception's frames would hold them until the next garbage collection
             if not isinstance(error, TimeoutError):
                 raise
-            slow = "the request's body came too slowly while others waited for room"
+            slow = "the request's body arrived too slowly while others waited for memory"
             raise ApiError("invalid_request_error", slow, status=408) from None
         finally:
             self._bodies.end(self)
         if self.held:
             spare, self.held = self.held - self.arrived, self.arrived
-            self._bodies.give(spare)
+            self._bodies.restore(spare)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def turn_away(self) -> None:
-        """End the reading: it is too slow."""
+    def reject(self) -> None:
+        """Stop reading: the client sends too slowly."""
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def release(self) -> None:
-        """The bytes are needed no more; may be said several times."""
+        """Return the body's bytes to the budget. Idempotent."""
         held, self.held = self.held, 0
-        self._bodies.give(held)
+        self._bodies.restore(held)
 
 
 def body_of(scope: Scope) -> Body:
-    """The body of a request that `Access` let in."""
+    """Return the body of a request that passed `Access`."""
     body: Body = scope["llamado.body"]
     return body
 

@@ -1,8 +1,8 @@
-"""Connections that may do no harm: time limits, size limits, and a limit of how many are open.
+"""Connection limits: timeouts, sizes and counts.
 
-uvicorn's protocol over httptools trusts a client to send what it began. Here a connection that sends nothing, or a byte
-now and then, or headers without end, or requests without waiting for answers, is closed; and when too many are open,
-those that rest longest make room. `/health` is answered under all of that.
+uvicorn's httptools protocol trusts clients to finish what they start. This one closes connections that send nothing, or
+single bytes, or endless headers, or requests without reading responses. When too many connections are open, the ones
+idle the longest are closed. `/health` is answered under all of these conditions.
 """
 
 from __future__ import annotations
@@ -26,65 +26,65 @@ if sys.platform != "win32":
 
 log = logging.getLogger("llamado.server")
 
-# Seconds from a connection's (or a request's) first byte to the end of the headers. Real ones arrive in one packet.
+# Seconds from a connection's (or a request's) first byte to the end of the headers. Normally they fill one packet.
 HEADER_SECONDS = 20.0
-# Seconds from there to the end of the body, and how many more for each byte announced: 128 KiB/s.
+# Seconds from there to the end of the body, plus seconds for each announced byte: 128 KiB/s.
 BODY_SECONDS = 20.0
 BODY_SECONDS_PER_BYTE = 1 / (128 * 1024)
-# Seconds for a body of which no length is announced: the largest (16 MiB) at that pace.
+# Seconds for a body of unknown length: the largest (16 MiB) at that rate.
 CHUNKED_SECONDS = 150.0
-# Bytes of a body that are still read after it was answered, so that who sends it gets to read why: any that could
-# have been taken.
-MAX_UNWANTED = MAX_BODY
-# Seconds for the rest of such a request where the connection ends with its answer.
+# Bytes of a body still read after its response was sent, so that the client gets to read the response. As many as an
+# accepted body may have.
+MAX_EXCESS = MAX_BODY
+# Seconds for the rest of such a request if the connection closes after the response.
 LINGER_SECONDS = 3.0
-# Bytes and lines of the headers, the URL included; browsers and proxies stay below 16 KiB.
+# Bytes and lines of the headers, including the URL; browsers and proxies stay below 16 KiB.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
-# Bytes of a chunked body's framing (lengths, extensions, trailers), beside so many for each byte of it: a chunk of
-# one byte has five.
+# Bytes of a chunked body's framing (lengths, extensions, trailers), plus this many for each body byte: a chunk of one
+# byte has five.
 MAX_FRAMING = 64 * 1024
 FRAMING_PER_BYTE = 8
-# Requests one connection may send ahead of their answers.
+# Requests one connection may send ahead of their responses.
 MAX_PIPELINED = 16
-# Connections beyond the limit that are let in to ask for /health.
+# Connections accepted beyond the limit, so that health probes are answered.
 HEADROOM = 64
-# File descriptors kept for files, workers, the log.
+# File descriptors reserved for files, workers and the log.
 RESERVED_FILES = 256
-# Seconds that running answers get after the first signal.
+# Seconds to finish running responses after the first signal.
 GRACE = 10
-# Seconds a connection may rest between two requests.
+# Seconds a connection may stay idle between two requests.
 KEEP_ALIVE = 30
-# Bytes of answers that may wait for clients that do not read them, of all connections together.
+# Bytes of unread responses of all connections together.
 MOST_UNREAD = 256 * 2**20
-# Name of the ASGI extension that closes a connection without waiting for what its client has not read.
+# ASGI extension that closes a connection without flushing unread output.
 ABORT = "llamado.abort"
-# Name of the ASGI extension that writes more of a response's body at once: `(bytes) -> bool`, False where that cannot
-# be now, and nothing is written; of no bytes it says whether it could. It is a `send` past the layers in between, which
-# care for the head of a response alone.
+# ASGI extension that writes another part of a response body synchronously: `(bytes) -> bool`. It returns False, and
+# writes nothing, if writing is impossible at the moment; with b"" it only tests that. It bypasses the middleware in
+# between, which handles response heads only.
 WRITE = "llamado.write"
-# A connection costs about 10 kB; more of them than this serve nobody.
+# Most connections of a process. Each costs about 10 kB.
 MOST_CONNECTIONS = 16384
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as the system allows; returns how many."""
-    if sys.platform == "win32":  # it counts no sockets
+    """Raise this process's limit of open files as far as the system allows, and return it."""
+    if sys.platform == "win32":  # its limit does not count sockets
         return MOST_CONNECTIONS + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (ValueError, OSError):  # macOS names no limit as the hard one and takes less
+        except (ValueError, OSError):  # macOS reports an unlimited hard limit and rejects it
             pass
     return MOST_CONNECTIONS + RESERVED_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class ConnectionLimits:
-    """All connections of a server: how many may be open, and which of them rest.
+    """All connections of a server: their count, which are idle, and which have unread output.
 
-    `timeout`: seconds a client may leave its answer unread.
+    `timeout`: seconds a client may leave its response unread.
     """
 
     def __init__(self, limit: int | None = None, timeout: float = 3600.0) -> None:
@@ -92,14 +92,14 @@ class ConnectionLimits:
         most = max(16, min(files - RESERVED_FILES, MOST_CONNECTIONS) - HEADROOM)
         self.limit = most if limit is None else min(limit, most)
         self.timeout = timeout
-        self.resting: dict[HttpConnection, None] = {}
-        """Those without a whole request in work, the longest resting first."""
+        self.idle: dict[HttpConnection, None] = {}
+        """Connections without a complete request, the longest idle first."""
         self.unread: dict[HttpConnection, None] = {}
-        """Those whose clients do not read fast enough, the longest waiting first."""
+        """Connections with unread output, the longest waiting first."""
         self.n_open = 0
 
     def limit_unread(self) -> None:
-        """Close connections whose clients have left their answers unread the longest, if there is too much of it."""
+        """Close the connections with the oldest unread output if all of it exceeds MOST_UNREAD."""
         waiting = {connection: connection.transport.get_write_buffer_size() for connection in self.unread}
         total = sum(waiting.values())
         for connection, size in waiting.items():
@@ -110,21 +110,20 @@ class ConnectionLimits:
             total -= size
 
     def make_room(self) -> bool:
-        """Close a resting connection if there are too many; whether there is room."""
+        """Close an idle connection if too many are open. Return False if that is not possible."""
         if self.n_open <= self.limit:
             return True
-        oldest = next(iter(self.resting), None)
+        oldest = next(iter(self.idle), None)
         if oldest is None:
             return False
-        oldest.give_way()
+        oldest.evict()
         return True
 
 
-class _Spelled:
-    """What a response is written to: the names of its headers are sent as llama-server and most servers write them.
+class _TitleCaseTransport:
+    """Transport wrapper that writes header names in title case, as llama-server and most servers do.
 
-    There are clients that compare names as they are, against the RFC. The application, by ASGI's rules, writes them in
-    lower case.
+    Some clients compare names case-sensitively, against the RFC. ASGI applications send lower-case names.
     """
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
@@ -134,9 +133,11 @@ class _Spelled:
 
     def write(self, data: bytes) -> None:
         if not data.startswith(b"HTTP/1.1 100 "):
-            self.write = self._transport.write  # type: ignore[method-assign]  # the head comes first, and once
+            self.write = self._transport.write  # type: ignore[method-assign]  # only the head needs rewriting
             status, *lines = data.split(b"\r\n")
-            data = b"\r\n".join([status, *(_spell(name) + colon + value for name, colon, value in map(_split, lines))])
+            data = b"\r\n".join(
+                [status, *(_title_case(name) + colon + value for name, colon, value in map(_split, lines))]
+            )
         self._transport.write(data)
 
 
@@ -145,43 +146,43 @@ def _split(line: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 @cache
-def _spell(name: bytes) -> bytes:
+def _title_case(name: bytes) -> bytes:
     return b"ETag" if name == b"etag" else b"-".join(word.capitalize() for word in name.split(b"-"))
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's connection with limits. `gate` is shared by all of a server's."""
+    """uvicorn's HTTP connection with limits. `limits` is shared by all connections of a server."""
 
-    gate: ConnectionLimits
+    limits: ConnectionLimits
     refuse: ASGI3Application
-    """What answers on a connection for which there is no room."""
+    """Application for connections beyond the limit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._unwanted = self._n_messages = self._body_bytes = self._framing_bytes = 0
+        self._excess_bytes = self._n_messages = self._body_bytes = self._framing_bytes = 0
         self._in_headers = False
         self._in_body = False
-        self._lingers = False
-        self._answered: RequestResponseCycle | None = None
-        """The request whose answer is being written, or was the last to be."""
+        self._is_lingering = False
+        self._responding: RequestResponseCycle | None = None
+        """The request whose response is being written, or was written last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        gate = self.gate
-        gate.n_open += 1
-        if not gate.make_room():
+        limits = self.limits
+        limits.n_open += 1
+        if not limits.make_room():
             self.app = self.refuse
-        gate.resting[self] = None
-        self._within(HEADER_SECONDS)
+        limits.idle[self] = None
+        self._set_deadline(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gate.n_open -= 1
-        self.gate.resting.pop(self, None)
-        self.gate.unread.pop(self, None)
-        self._clear()
+        self.limits.n_open -= 1
+        self.limits.idle.pop(self, None)
+        self.limits.unread.pop(self, None)
+        self._clear_deadline()
         if self._unread is not None:
             self._unread.cancel()
         super().connection_lost(exc)
@@ -189,34 +190,34 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._lingers:
-            self._ignore(len(data))
+        if self._is_lingering:
+            self._count_excess(len(data))
             return
         if self._deadline is None and not self._busy:
-            # Whatever comes while nothing is being answered begins a request, be it an empty line.
-            self._within(HEADER_SECONDS)
+            # Any byte on an idle connection begins a request, even an empty line.
+            self._set_deadline(HEADER_SECONDS)
         self._unset_keepalive_if_required()
         message, before = self._n_messages if self._in_body else None, self._body_bytes
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError:
-            self._turn_away(400, "Invalid HTTP request")
+            self._reject(400, "Invalid HTTP request")
         if self._in_body and message == self._n_messages:
             self._framing_bytes += len(data) - (self._body_bytes - before)
             most = MAX_FRAMING + FRAMING_PER_BYTE * self._body_bytes
             if self._framing_bytes > most and not self.transport.is_closing():
-                self._turn_away(400, "Chunks of this request hold more than its body")
+                self._reject(400, "Chunks of this request hold more than its body")
         if self._in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-                self._turn_away(431, "Request Header Fields Too Large")
+                self._reject(431, "Request Header Fields Too Large")
 
     def _parse(self, data: memoryview) -> None:
-        """Give bytes to the parser; requests to speak another protocol are read as if they did not ask for it.
+        """Feed the parser; treat requests with `Upgrade` as plain HTTP.
 
-        The parser takes a head with `Upgrade` for a whole message and what follows for another protocol's bytes. Here
-        nothing is ever upgraded, so what follows is the request's body (RFC 9110, 7.8: a server may ignore Upgrade). A
-        new parser reads the same head without that header. Raises HttpParserError.
+        The parser ends a message after a head with `Upgrade` and leaves what follows to the other protocol. This server
+        never upgrades, so what follows is the request's body (RFC 9110, 7.8: a server may ignore Upgrade). A new parser
+        reads the same head without that header. Raises HttpParserError.
         """
         while True:
             try:
@@ -226,11 +227,11 @@ class HttpConnection(HttpToolsProtocol):
                 data = data[upgrade.args[0] :]
             method = self.parser.get_method()
             if method == b"CONNECT":
-                raise httptools.HttpParserError("there is no tunnel here")
+                raise httptools.HttpParserError("CONNECT is not supported")
             lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode("ascii"))]
             lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
             self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     @property
@@ -246,10 +247,10 @@ class HttpConnection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > MAX_HEADER_BYTES:
-            raise httptools.HttpParserError("the address is too long")
+            raise httptools.HttpParserError("the URL is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:  # a trailer, which nothing here asks for
+        if self._in_body:  # a trailer: not used by this server
             return
         if len(self.headers) >= MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
             raise httptools.HttpParserError("too many headers")
@@ -261,14 +262,14 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests at once")
         self._in_headers, self._in_body = False, True
-        self._unwanted = self._body_bytes = self._framing_bytes = 0
+        self._excess_bytes = self._body_bytes = self._framing_bytes = 0
         self._n_messages += 1
-        self._within(self._body_seconds())
+        self._set_deadline(self._body_seconds())
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answered = cycle
-        cycle.transport = _Spelled(self.transport, self._end)  # type: ignore[assignment]
+        self._responding = cycle
+        cycle.transport = _TitleCaseTransport(self.transport, self._close_after_request)  # type: ignore[assignment]
         cycle.scope["extensions"][WRITE] = partial(self._write_more, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
@@ -288,76 +289,76 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self.cycle.response_complete:
-            self._ignore(len(body))
+            self._count_excess(len(body))
             return
         super().on_body(body)
 
-    def _ignore(self, n: int) -> None:
-        self._unwanted += n
-        if self._unwanted > MAX_UNWANTED:
+    def _count_excess(self, n: int) -> None:
+        self._excess_bytes += n
+        if self._excess_bytes > MAX_EXCESS:
             self.transport.abort()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._in_body = False
-        self._clear()
-        self.gate.resting.pop(self, None)
+        self._clear_deadline()
+        self.limits.idle.pop(self, None)
         super().on_message_complete()
-        self._rest()
+        self._mark_idle()
 
     def on_response_complete(self) -> None:
-        if self._lingers:
+        if self._is_lingering:
             self.pipeline.clear()
         super().on_response_complete()
-        self._rest()
+        self._mark_idle()
 
-    def _rest(self) -> None:
-        """Count as resting again once everything asked for is answered."""
+    def _mark_idle(self) -> None:
+        """Mark the connection as idle if all requests have been answered."""
         if not self._busy and not self.pipeline and not self.transport.is_closing():
-            self.gate.resting.pop(self, None)
-            self.gate.resting[self] = None
+            self.limits.idle.pop(self, None)
+            self.limits.idle[self] = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.gate.timeout, self.transport.abort)
-        self.gate.unread[self] = None
-        self.gate.limit_unread()
+            self._unread = self.loop.call_later(self.limits.timeout, self.transport.abort)
+        self.limits.unread[self] = None
+        self.limits.limit_unread()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-        self.gate.unread.pop(self, None)
+        self.limits.unread.pop(self, None)
 
-    def _within(self, seconds: float) -> None:
-        self._clear()
-        self._deadline = self.loop.call_later(min(seconds, self.gate.timeout), self._too_late)
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(min(seconds, self.limits.timeout), self._on_deadline)
 
-    def _clear(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _too_late(self) -> None:
+    def _on_deadline(self) -> None:
         self._deadline = None
         if self.transport.is_closing():
             return
-        if self._lingers:
+        if self._is_lingering:
             self.transport.close()
         elif self._in_body and self.flow.read_paused:
-            self._within(self._body_seconds())  # it is this side that does not read
+            self._set_deadline(self._body_seconds())  # reading is paused on this side
         elif self._in_headers or self._in_body:
-            self._turn_away(408, "Request Timeout")
+            self._reject(408, "Request Timeout")
         else:
             self.transport.close()
 
-    def _turn_away(self, status: int, reason: str) -> None:
-        """Answer a request that never became one, and close."""
-        self._clear()
-        cycle = self._answered
+    def _reject(self, status: int, reason: str) -> None:
+        """Send an error for a request that could not be parsed, and close."""
+        self._clear_deadline()
+        cycle = self._responding
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started:
                 self.transport.close()
@@ -371,48 +372,48 @@ class HttpConnection(HttpToolsProtocol):
         )
         self._linger()
 
-    def _end(self) -> None:
-        """Close, once the client has sent the request that is answered."""
+    def _close_after_request(self) -> None:
+        """Close after the client has sent the rest of the request."""
         if self._in_headers or self._in_body:
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """Close for writing, and for reading when the client closes, or soon.
+        """Close for writing; close for reading when the client closes, or after LINGER_SECONDS.
 
-        A system answers bytes that come for a closed connection by resetting it, upon which the client's loses what was
-        not read yet: the answer (RFC 9112, 9.6).
+        The OS resets a connection if bytes arrive after it was closed. The client's OS then discards unread data: the
+        response (RFC 9112, 9.6).
         """
-        self._lingers, self._unwanted = True, 0
-        self._within(LINGER_SECONDS)
+        self._is_lingering, self._excess_bytes = True, 0
+        self._set_deadline(LINGER_SECONDS)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
     def finish(self) -> None:
-        """The answer that is being written is the last one. Where none is, a request may be on its way, and be told."""
+        """Close after the current response. An idle connection stays open, for a request that may be in transit."""
         if self._busy:
             self.cycle.keep_alive = False
 
-    def give_way(self) -> None:
-        """Close at once: somebody else needs the place."""
-        self.gate.resting.pop(self, None)
+    def evict(self) -> None:
+        """Close at once to make room for another connection."""
+        self.limits.idle.pop(self, None)
         self.transport.abort()
 
 
 def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for a client that knows no chunks (HTTP/1.0): a body without a length ends with the connection."""
+    """Wrap `app` for HTTP/1.0 clients, which cannot read chunks: the connection's end marks the end of the body."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        endless = False
+        is_unframed = False
 
         async def sending(message: Any) -> None:
-            nonlocal endless
+            nonlocal is_unframed
             if message["type"] == "http.response.start":
-                endless = all(name.lower() != b"content-length" for name, _ in message["headers"])
-                if endless:
+                is_unframed = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if is_unframed:
                     cycle.chunked_encoding, cycle.keep_alive = False, False
-            elif endless:
+            elif is_unframed:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
@@ -421,24 +422,23 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
     return answer
 
 
-def protocol(gate: ConnectionLimits, refuse: ASGI3Application) -> type[HttpConnection]:
-    """The class of a server's connections."""
-    return type("ServerConnection", (HttpConnection,), {"gate": gate, "refuse": staticmethod(refuse)})
+def protocol(limits: ConnectionLimits, refuse: ASGI3Application) -> type[HttpConnection]:
+    """Return the protocol class for a server's connections."""
+    return type("ServerConnection", (HttpConnection,), {"limits": limits, "refuse": staticmethod(refuse)})
 
 
 def configure(
     make_app: Callable[[], Any],
-    gate: ConnectionLimits,
+    limits: ConnectionLimits,
     refuse: ASGI3Application,
     *,
     key: str | None = None,
     certificate: str | None = None,
     proxied: bool = True,
 ) -> uvicorn.Config:
-    """uvicorn's settings for a server or a router. `make_app` is called in the event loop that will run it.
+    """Return uvicorn's settings for a server, router or gateway. `make_app` is called in its event loop.
 
-    `key`, `certificate`: PEM files; None: no TLS. `proxied`: whether a proxy on this machine is believed whom it speaks
-    for.
+    `key`, `certificate`: PEM files; None: no TLS. `proxied`: accept X-Forwarded-For from proxies of this machine.
     """
     return uvicorn.Config(
         make_app,
@@ -449,8 +449,8 @@ def configure(
         date_header=False,
         lifespan="off",
         ws="none",
-        http=protocol(gate, refuse),
-        timeout_keep_alive=min(KEEP_ALIVE, int(gate.timeout)),
+        http=protocol(limits, refuse),
+        timeout_keep_alive=min(KEEP_ALIVE, int(limits.timeout)),
         proxy_headers=proxied,
         timeout_graceful_shutdown=GRACE,
         ssl_keyfile=key,

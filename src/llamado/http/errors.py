@@ -1,4 +1,4 @@
-"""Error bodies as llama-server sends them: `{"error": {"code", "message", "type", …}}`."""
+"""Error bodies in llama-server's format: `{"error": {"code", "message", "type", …}}`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STATUS = {
 
 
 class ApiError(LlamadoError):
-    """A request that is answered by an error body; `extra` holds further fields of it.
+    """A request fails with an error body. `extra`: further fields of it.
 
-    `retry_after`: seconds after which asking again makes sense.
+    `retry_after`: seconds until a retry is worthwhile.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ OLLAMA = frozenset(
         "delete",
     )
 )  # fmt: skip
-"""The paths of Ollama's API, where errors are a text."""
+"""Paths of Ollama's API, which reports errors as plain strings."""
 
 
 ANTHROPIC = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-"""The paths of Anthropic's API, where an error's object has a type and error types are others."""
-# By HTTP status; others are `api_error`.
+"""Paths of Anthropic's API, which has its own error object and error types."""
+# By HTTP status; all others are `api_error`.
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -74,31 +74,31 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form, with llama-server's fields beside."""
+    """Return an error in Anthropic's format, with llama-server's fields added."""
     return {"type": "error", "error": {**error.error, "type": _ANTHROPIC_TYPES.get(error.status, "api_error")}}
 
 
 def error_body(error: ApiError, path: str) -> bytes:
-    """The JSON body of an error in the form of the API that a path belongs to."""
+    """Return the JSON body of an error in the format of the API that `path` belongs to."""
     if path in ANTHROPIC:
         return orjson.dumps(anthropic_error(error))
     return orjson.dumps({"error": error.message}) if path in OLLAMA else error.body
 
 
 RESPONSES = frozenset({"/responses", "/v1/responses"})
-"""The paths of OpenAI's Responses API, whose streams have named and numbered events."""
+"""Paths of OpenAI's Responses API, whose streams have named and numbered events."""
 
 
 def error_event(error: ApiError, path: str, number: int) -> bytes:
-    """Return an error as a stream's last event, in the form of the API that a path belongs to.
+    """Return an error as the last event of a stream, in the format of the API that `path` belongs to.
 
-    `number`: of the event, where events are numbered.
+    `number`: the event's sequence number, for APIs that number events.
     """
     if path in ANTHROPIC:
         return b"event: error\ndata: " + error_body(error, path) + b"\n\n"
     if path in RESPONSES:
-        told = {"type": "error", "sequence_number": number, **responses_error(error)}
-        return b"event: error\ndata: " + orjson.dumps(told) + b"\n\n"
+        event = {"type": "error", "sequence_number": number, **responses_error(error)}
+        return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
     return b"data: " + error.body + b"\n\n"
 
 
@@ -107,12 +107,12 @@ def responses_error(error: ApiError) -> dict[str, Any]:
     return {"code": error.type, "message": error.message, "param": None, "error": error.error}
 
 
-class ClientGone(LlamadoError):
+class ClientDisconnected(LlamadoError):
     """The client closed its connection before its request was complete."""
 
 
 def unexpected(error: Exception) -> ApiError:
-    """500: an error that no room gives a status."""
+    """Return 500 for an exception without an HTTP status of its own."""
     if isinstance(error, ApiError):
         return error
     return ApiError(
@@ -121,20 +121,20 @@ def unexpected(error: Exception) -> ApiError:
 
 
 def invalid(message: str) -> ApiError:
-    """400: the client's request cannot be understood."""
+    """Return 400: the request is malformed."""
     return ApiError("invalid_request_error", message)
 
 
 def not_supported(message: str) -> ApiError:
-    """501: understood, but this server does not do it."""
+    """Return 501: the request is valid, but this server does not support it."""
     return ApiError("not_supported_error", message)
 
 
 def not_found() -> ApiError:
-    """404 for a path (or a method on a path) that does not exist."""
+    """Return 404: the path, or the method on it, does not exist."""
     return ApiError("not_found_error", "File Not Found")
 
 
 def loading() -> ApiError:
-    """503 while the model is being loaded."""
+    """Return 503: the model is being loaded."""
     return ApiError("unavailable_error", "Loading model")

@@ -1,4 +1,4 @@
-"""One request on its way to another process, and its answer back: nothing is held up, nothing but the bytes passes."""
+"""Proxying one request to an upstream process and streaming the response back."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MODEL_POSTS = frozenset(
     /lora-adapters /props /v1/audio/speech /v1/images/generations
     """.split()  # noqa: SIM905
 )
-"""What llama-server's router passes on to a model, and other servers' endpoints that name a model in the same way."""
+"""Paths that llama-server's router forwards to a model, and those of other servers that name a model the same way."""
 
 MODEL = "/v1/models/"
-"""Before the name of a model, of which GET tells."""
+"""Path prefix of a model's description (GET)."""
 
 OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
-"""Those of Ollama's API; a model's name may have a tag there."""
+"""Ollama's model endpoints; a model name may carry a tag there."""
 
-# RFC 9110, 7.6.1: they speak of one connection, not of the message.
+# Hop-by-hop headers (RFC 9110, 7.6.1).
 _HOP = frozenset(
     {
         b"connection",
@@ -47,21 +47,21 @@ _HOP = frozenset(
         b"upgrade",
     }
 )
-# Set here; a compressed stream would be held back until a block of it is full; which sites may ask is decided here.
+# Host and length are set anew. Compression would delay a stream by whole blocks. `Access` has checked the origin.
 _REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect", b"origin", b"sec-fetch-site"}
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
 
 _LONGEST_EVENT = 1 << 20
-"""Most bytes of an incomplete stream event that are held back."""
+"""Most bytes of an incomplete event that are buffered."""
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')
 
 _NONE: Headers = []
 
 
 def _named(headers: Headers) -> frozenset[bytes]:
-    """Further headers that the Connection header makes hop-by-hop."""
+    """Return the headers that the Connection header declares hop-by-hop."""
     named = [value for name, value in headers if name == b"connection"]
     return frozenset(word.strip().lower() for value in named for word in value.split(b",")) if named else frozenset()
 
@@ -77,7 +77,7 @@ def request_head(
     key: bytes = b"",
     more: Headers = _NONE,
 ) -> bytes:
-    """The request's head as the process gets it. `keys`: whether the client's key is passed on. `key`: sent instead.
+    """Return the request head for the upstream. `keys`: forward the client's key. `key`: send this one instead.
 
     `more`: headers that replace the client's of the same names.
     """
@@ -106,8 +106,8 @@ def request_head(
     return b"\r\n".join([*lines, b"", b""])
 
 
-def answer_headers(headers: Headers) -> Headers:
-    """The answer's headers as the client gets them; who may read it across origins `Access` says."""
+def response_headers(headers: Headers) -> Headers:
+    """Return the response headers for the client. `Access` adds the CORS headers."""
     dropped = _HOP | _named(headers)
     return [
         (name, value)
@@ -117,14 +117,15 @@ def answer_headers(headers: Headers) -> Headers:
 
 
 def _end_of_events(part: bytes) -> int:
-    """Return where the last whole event of a stream ends; 0 if there is none."""
+    """Return the end of the last complete event in `part`; 0 if there is none."""
     return max((part.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in part), default=0)
 
 
 class Exchange:
-    """One client's request; it may be sent to several processes, one after the other, until an answer begins.
+    """One client's request. It may be sent to several upstreams in turn until a response starts.
 
-    Made in the task that answers the request, used as `async with`: meanwhile it is noticed when the client goes away.
+    Create it in the task that answers the request, and use it as `async with`: a disconnect of the client is noticed
+    only inside.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
@@ -142,15 +143,15 @@ class Exchange:
         self._held = b""
         """The incomplete event or line at the end of a stream."""
         self._last = b"\n\n"
-        """The last events or lines that were sent."""
+        """The last events or lines sent."""
         self.sent = False
-        """Whether the try under way has written the request."""
-        self.was_cut = False
-        """Whether the try under way was given up from this side."""
-        self.gone = False
-        """Whether the client closed its connection."""
+        """True if the current attempt has written the request."""
+        self.was_aborted = False
+        """True if this process aborted the current attempt."""
+        self.disconnected = False
+        """True if the client has disconnected."""
         self.started = False
-        """Whether some of the answer has been sent to the client."""
+        """True if part of the response has been sent to the client."""
 
     async def __aenter__(self) -> Exchange:
         self._watcher = asyncio.ensure_future(self._watch())
@@ -159,32 +160,32 @@ class Exchange:
     async def __aexit__(self, *_: object) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        self._body = b""  # the traceback of an error may hold this object for long
+        self._body = b""  # an exception's traceback may hold this object for long
 
     async def _watch(self) -> None:
-        """Close the connection to the process when the client closes its own."""
+        """Close the upstream connection when the client disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
+        self.disconnected = True
         if self._connection is not None:
-            self._connection.hang_up("the client went away")
+            self._connection.hang_up("the client disconnected")
         elif self._waiting and self._task is not None:
             self._task.cancel()
 
-    async def unless_gone(self, what: Awaitable[T]) -> T | None:
-        """Wait for something; None when the client goes away first."""
+    async def unless_disconnected(self, what: Awaitable[T]) -> T | None:
+        """Await `what`; return None if the client disconnects first."""
         self._waiting = True
         try:
             return await what
         except asyncio.CancelledError:
-            if self.gone and self._task is not None:
+            if self.disconnected and self._task is not None:
                 self._task.uncancel()
                 return None
             raise
         finally:
             self._waiting = False
 
-    async def ask(
+    async def forward(
         self,
         pool: Pool,
         path: bytes,
@@ -194,12 +195,12 @@ class Exchange:
         more: Headers = _NONE,
         ended: Callable[[], bool] = lambda: False,
     ) -> UpstreamConnection:
-        """Send the request; returns the connection once the answer has begun on it, which `deliver` then takes.
+        """Send the request; return the connection once the response has started, for `deliver`.
 
-        `more`: further headers. A kept connection that was closed meanwhile is replaced, unless the process has
+        `more`: further headers. A kept-alive connection that the upstream closed is replaced, unless the process has
         `ended`. Raises UpstreamLost.
         """
-        self.sent = self.was_cut = False
+        self.sent = self.was_aborted = False
         self._path = path.decode("latin-1")
         head = request_head(
             self._scope, pool.address, path, query, len(self._body), keys=self._keys, key=key, more=more
@@ -207,31 +208,31 @@ class Exchange:
         for fresh in (False, True):
             connection = await pool.connect(fresh=fresh)
             self._connection = connection
-            if self.gone:
-                connection.hang_up("the client went away")
+            if self.disconnected:
+                connection.hang_up("the client disconnected")
             kept = connection.used
             try:
                 connection.send(head, self._body)
                 self.sent = True
-                await connection.answered()
+                await connection.wait_for_response()
                 return connection
             except UpstreamLost:
                 self.drop()
-                if connection.begun or not kept or connection.hung_up or ended():
+                if connection.has_begun or not kept or connection.hung_up or ended():
                     raise
             except BaseException:
                 self.drop()
                 raise
         raise UpstreamRefused(f"cannot connect to {pool.address}")
 
-    def cut(self, reason: str) -> None:
-        """Give up the try under way: whoever waits for it gets UpstreamLost with the reason."""
-        self.was_cut = True
+    def abort(self, reason: str) -> None:
+        """Abort the current attempt: its waiter gets UpstreamLost with this reason."""
+        self.was_aborted = True
         if self._connection is not None:
             self._connection.hang_up(reason)
 
     def drop(self) -> None:
-        """Close the connection that was asked; an answer that was not delivered is lost."""
+        """Close the upstream connection; an undelivered response is lost."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
@@ -240,28 +241,28 @@ class Exchange:
         self,
         connection: UpstreamConnection,
         more: Headers | None = None,
-        seen: Callable[[bytes], None] | None = None,
+        observe: Callable[[bytes], None] | None = None,
         before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Pass the answer on as it comes. Raises UpstreamLost.
+        """Stream the response to the client. Raises UpstreamLost.
 
-        `more`: further headers. `seen`: called with each part. `before_end`: awaited before the last one is sent.
+        `more`: further headers. `observe`: called with each part. `before_end`: awaited before the last part is sent.
         """
         try:
             kind = next((value for name, value in connection.headers if name == b"content-type"), b"")
             self._stream, self._lines = b"event-stream" in kind, b"ndjson" in kind
             first = connection.take()
-            headers = [*answer_headers(connection.headers), *(more or ())]
+            headers = [*response_headers(connection.headers), *(more or ())]
             self.started = True
-            self._body = b""  # it is not sent again
+            self._body = b""  # no further attempt
             await self._send({"type": "http.response.start", "status": connection.status, "headers": headers})
-            if seen is not None:
-                seen(first)
-            if not connection.finished:
+            if observe is not None:
+                observe(first)
+            if not connection.is_complete:
                 await self._pass_on(first)
                 while part := await connection.read():
-                    if seen is not None:
-                        seen(part)
+                    if observe is not None:
+                        observe(part)
                     await self._pass_on(part)
                 first = self._held
             connection.release()
@@ -273,7 +274,7 @@ class Exchange:
             self.drop()
 
     async def _pass_on(self, part: bytes) -> None:
-        """Send a part, of a stream only whole events or lines: a process may end in the middle of one."""
+        """Send a part; of a stream only complete events or lines, because the upstream may die in the middle of one."""
         if self._stream or self._lines:
             part = self._held + part
             end = _end_of_events(part) if self._stream else part.rfind(b"\n") + 1
@@ -284,22 +285,21 @@ class Exchange:
             self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def break_off(self, error: UpstreamLost, who: str) -> None:
-        """End an answer that had begun and cannot be had again: a stream with an error event, others short.
+    async def fail(self, error: UpstreamLost, upstream: str) -> None:
+        """End a response that was cut short: a stream by an error event, other bodies without their end.
 
-        `who` was lost. The error has the form of the API that was asked.
+        `upstream`: the lost upstream. The error has the format of the API that was called.
         """
-        log.warning("%s: lost in the middle of an answer (path=%s): %s", who, self._path, error)
-        told = ApiError("server_error", f"{who} ended in the middle of its answer: {error}")
+        log.warning("%s: lost in the middle of an answer (path=%s): %s", upstream, self._path, error)
+        error_info = ApiError("server_error", f"{upstream} ended in the middle of its answer: {error}")
         if self._stream:
             numbers = _SEQUENCE_NUMBER.findall(self._last)
-            event = error_event(told, self._path, int(numbers[-1]) + 1 if numbers else 0)
+            event = error_event(error_info, self._path, int(numbers[-1]) + 1 if numbers else 0)
             if not self._last.endswith((b"\n\n", b"\r\n\r\n")):
-                event = b"\n\n" + event  # an event too long to be held back was cut in two
+                event = b"\n\n" + event  # an event too long to be buffered was cut in two
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         elif self._lines:
-            cut = b"" if self._last.endswith(b"\n") else b"\n"
-            last = cut + error_body(told, self._path) + b"\n"
+            abort = b"" if self._last.endswith(b"\n") else b"\n"
+            last = abort + error_body(error_info, self._path) + b"\n"
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
-        # Otherwise the server closes the connection: without its declared length, or its last chunk, the client sees
-        # that something is missing.
+        # Other bodies: the server closes the connection. The client notices the missing length or last chunk.

@@ -1,6 +1,6 @@
-"""Metrics of several processes as one text: each sample says by labels of whose process it is.
+"""Merging of several processes' Prometheus metrics; labels tell their samples apart.
 
-The text is Prometheus' exposition format (0.0.4): all samples of a metric stand together, behind one HELP and one TYPE.
+The format is Prometheus' text format (0.0.4): all samples of a metric follow its one HELP and TYPE.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from dataclasses import dataclass, field
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-# Possessive: labels that are none would be tried in as many ways as there are to divide the blanks between them.
+# Possessive quantifiers: backtracking over malformed labels would take exponential time.
 _LABEL = r'[a-zA-Z_]\w*+[ \t]*+=[ \t]*+"(?:\\.|[^"\\])*+"'
 _SAMPLE = re.compile(
     rf"([a-zA-Z_:][a-zA-Z0-9_:]*+)(?:[ \t]*+\{{[ \t]*+((?:{_LABEL}[ \t]*+,?+[ \t]*+)*+)\}})?([ \t]+\S.*)", re.ASCII
 )
 _ABOUT = re.compile(r"#[ \t]+(HELP|TYPE)[ \t]+(\S+)")
 _PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
-"""What a metric's samples may be called beyond its name."""
+"""Suffixes of a metric's sample names."""
 
 
 @dataclass
 class _Metric:
     about: dict[str, str] = field(default_factory=dict)
-    """The lines HELP and TYPE."""
+    """The HELP and TYPE lines."""
     samples: list[str] = field(default_factory=list)
 
 
 def merge(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
-    """One text of (labels, its process's text) pairs; a label that a sample has with another value gets `exported_`."""
+    """Merge (labels, text) pairs of processes. A sample's own label of the same name is renamed to `exported_…`."""
     metrics: dict[str, _Metric] = {}
     for labels, text in texts:
         about = ""
         for line in text.split("\n"):
             line = line.strip()
-            if told := _ABOUT.match(line):
-                about = told[2]
-                metrics.setdefault(about, _Metric()).about.setdefault(told[1], line)
+            if header := _ABOUT.match(line):
+                about = header[2]
+                metrics.setdefault(about, _Metric()).about.setdefault(header[1], line)
             elif sample := _SAMPLE.fullmatch(line):
                 name, rest = sample[1], sample[3]
                 if name != about and name not in {about + part for part in _PARTS}:
@@ -48,7 +48,7 @@ def merge(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
 
 
 def _labeled(labels: Mapping[str, str], own: str | None) -> str:
-    """The labels and a sample's own ones, as text in braces."""
+    """Return `labels` and a sample's own labels as text in braces."""
     shown = {name: _escaped(value) for name, value in labels.items()}
     given = []
     for label in re.finditer(_LABEL, own or ""):

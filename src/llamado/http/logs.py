@@ -1,6 +1,6 @@
-"""The server's log: to stderr, and to a file where asked; plain lines or JSON. Whoever logs never waits for the disk.
+"""Logging to stderr and to a file, as plain lines or JSON, from a background thread: logging never blocks on the disk.
 
-Lines of a request carry its id (`X-Request-Id`), taken from the task that logs.
+LogFormatter logged while a request is served carry its id (`X-Request-Id`), taken from the current task.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from llamado.loglines import LineFormatter, escaped, stamp
 _LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
 
 EVERYTHING = 5
-"""Level of what is shown from verbosity 10 on, as the device of each layer."""
+"""Log level of details shown from verbosity 10 on, such as the device of each layer."""
 
-# Lines that may wait for a slow disk or a pipe that nobody reads; then lines are left out rather than requests held up.
+# LogFormatter queued for a slow disk or an unread pipe. Beyond, lines are dropped rather than requests delayed.
 _MOST_WAITING = 10_000
 _FLUSH_SECONDS = 1.0
 
@@ -34,9 +34,9 @@ class LogFileError(LlamadoError):
     """The log file cannot be written."""
 
 
-class Lines(LineFormatter):
-    """A line of text, or of JSON with the fields `timestamp`, `level`, `source`, `message`, `request_id` and others
-    that the record brings along."""
+class LogFormatter(LineFormatter):
+    """Formats a record as a line of text, or as JSON with the fields `timestamp`, `level`, `source`, `message`,
+    `request_id` and the record's own `fields`."""
 
     def __init__(self, *, prefix: bool, timestamps: bool, as_json: bool, verbose: bool, colors: bool = False) -> None:
         super().__init__(verbose=verbose)
@@ -63,13 +63,13 @@ class Lines(LineFormatter):
         return f"\x1b[{color}m{start}{message}\x1b[0m" if color else start + message
 
 
-class Background(logging.Handler):
-    """Writes lines from a thread of its own; formats them where they are logged, which knows the request."""
+class BackgroundHandler(logging.Handler):
+    """Writes lines in a background thread. Formats them in the calling task, whose context holds the request."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
-        # A signal's handler logs, too, perhaps while its thread is in here: of all queues only this one can bear that.
+        # Signal handlers log, too, and may interrupt `emit`: SimpleQueue is the only reentrant queue.
         self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         self._n_dropped = 0
         self._thread: threading.Thread | None = None
@@ -97,7 +97,7 @@ class Background(logging.Handler):
                 pass
             text = [line for line in lines if isinstance(line, str)]
             if self._n_dropped:
-                text.append(f"warning: {self._n_dropped} line(s) left out: the log is not read fast enough")
+                text.append(f"warning: {self._n_dropped} line(s) dropped: the log is not read fast enough")
                 self._n_dropped = 0
             try:
                 if text:
@@ -137,17 +137,17 @@ def configure(
     outputs: list[tuple[TextIO, int]] = [(sys.stderr, level)]
     if file:
         try:
-            # Who asks for a file wants something in it: a low verbosity is for the terminal.
+            # A log file gets at least INFO: low verbosity is meant for the terminal.
             outputs.append((open(file, "a", encoding="utf-8"), min(level, logging.INFO)))  # noqa: SIM115
         except OSError as error:
             raise LogFileError(f"--log-file {file}: {error.strerror}") from None
     handlers: list[logging.Handler] = []
     for stream, least in [] if disabled else outputs:
-        handler = Background(stream)
+        handler = BackgroundHandler(stream)
         handler.setLevel(least)
         colored = colors == "on" or (colors == "auto" and stream.isatty())
         handler.setFormatter(
-            Lines(
+            LogFormatter(
                 prefix=prefix,
                 timestamps=timestamps,
                 as_json=as_json,

@@ -1,7 +1,7 @@
-"""Counts of HTTP requests by endpoint, status and duration, and the token usage of single ones; event loop only.
+"""Counts of HTTP requests by endpoint, status and duration, and the token usage of single requests; event loop only.
 
-A gateway meters its clients by the usage of single requests. It names each request in a header of its own and asks for
-the count by that name, so nothing that a client puts into its request, and no early hang-up, changes what is charged.
+A gateway charges its clients by the token usage of single requests. It sends a random id with each request and fetches
+the usage by that id, so neither the request's contents nor an early disconnect changes the charge.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ USAGE_HEADER = b"x-llamado-usage-id"
 USAGE_PATH = "/usage"
 _ID = re.compile("[0-9a-f]{32}")
 _MOST_KEPT = 4096
-_WAIT_SECONDS = 4.0  # for a request whose client has just gone
+_WAIT_SECONDS = 4.0  # for a request whose client has just disconnected
 _ASK_SECONDS = _WAIT_SECONDS + 1
 
-# Seconds. Answers take from a millisecond (a health check) to minutes (long generations).
+# Seconds. Responses take from a millisecond (health check) to minutes (long generation).
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Traffic:
-    """What came and how long it took. Endpoints are the routes' own paths, so that there are few of them."""
+    """Request counts and durations. Endpoints are route paths, which keeps their number small."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}
         """(method, endpoint, status) → count, without health probes."""
         self.probes: dict[tuple[str, int], int] = {}
-        """(endpoint, status) → count. 503 is a probe's right answer during a start, and no error that a client saw."""
+        """(endpoint, status) → count. Separate, because 503 is a probe's correct response during startup."""
         self.cancelled = 0
-        """Those whose clients went away before all of their answers were complete, whatever their status."""
+        """Requests whose clients disconnected before the response was complete, whatever the status."""
         self._durations: dict[str, tuple[list[int], list[float]]] = {}
 
     def count(
         self, method: str, endpoint: str, status: int, seconds: float, *, cancelled: bool = False, probe: bool = False
     ) -> None:
-        """Note a request that is over."""
+        """Count a finished request."""
         if probe:
             self.probes[endpoint, status] = self.probes.get((endpoint, status), 0) + 1
             return
@@ -56,7 +56,7 @@ class Traffic:
 
     @property
     def durations(self) -> dict[str, Histogram]:
-        """Seconds from a request's first byte to the end of its answer, by endpoint."""
+        """Seconds from a request's first byte to the end of its response, by endpoint."""
         return {
             endpoint: Histogram(BOUNDS, tuple(counts), total[0])
             for endpoint, (counts, total) in self._durations.items()
@@ -64,17 +64,17 @@ class Traffic:
 
 
 def new_usage_id() -> str:
-    """Return a name for a request that no client can guess."""
+    """Return a random request id that clients cannot guess."""
     return secrets.token_hex(16)
 
 
 def is_usage_id(text: str) -> bool:
-    """Return True if `text` can name a request."""
+    """Return True if `text` is a well-formed usage id."""
     return _ID.fullmatch(text) is not None
 
 
 class UsageReports:
-    """Tokens of the last requests that a gateway named; event loop only."""
+    """Token usage of the latest requests that carried a usage id; event loop only."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[str, asyncio.Future[int]] = OrderedDict()
@@ -86,13 +86,13 @@ class UsageReports:
             self._tokens.popitem(last=False)[1].cancel()
 
     def end(self, id: str, tokens: int) -> None:
-        """Note the tokens of prompts and answers of a request that is over."""
+        """Store the tokens of prompts and outputs of a finished request."""
         found = self._tokens.get(id)
         if found is not None and not found.done():
             found.set_result(tokens)
 
     async def take(self, id: str) -> int | None:
-        """Return the tokens of a request once it is over, and forget it; None if it is unknown or goes on."""
+        """Wait for the request to finish, then remove and return its tokens; None if it is unknown or still running."""
         found = self._tokens.get(id)
         if found is None:
             return None
@@ -104,7 +104,7 @@ class UsageReports:
 
 
 async def ask_usage(pool: Pool, id: str, key: bytes = b"") -> int | None:
-    """Return the tokens that a server counted for a request; None if it does not answer or keeps no count."""
+    """Fetch the tokens that a server counted for a request; None if it does not answer or keeps no count."""
     try:
         status, body = await get(pool, f"{USAGE_PATH}?id={id}", timeout=_ASK_SECONDS, key=key)
         found = orjson.loads(body)["total_tokens"] if status == 200 else None

@@ -1,4 +1,4 @@
-"""What is noted about one HTTP request while it is answered: for its log line, its metrics and its trace."""
+"""Per-request record for the log line, the metrics and the trace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Protocol
 
 from llamado.engine.request import Result
 
-# Bytes of an X-Request-Id that is taken over from the client: visible ASCII, so that it cannot forge log lines.
+# Longest accepted client-supplied X-Request-Id. Visible ASCII only, so that it cannot forge log lines.
 _VISIBLE = frozenset(range(0x21, 0x7F))
 _LONGEST_ID = 128
 
 
-class AnswerUnderWay(Protocol):
-    """What answers a request, as far as it is."""
+class AnswerProgress(Protocol):
+    """Progress of the engine's work on a request."""
 
     @property
     def tasks(self) -> Sequence[int]:
-        """Ids of the engine's tasks."""
+        """Engine task ids."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class AnswerUnderWay(Protocol):
 
     @property
     def first_token(self) -> float | None:
-        """When it came, as `time.perf_counter()`."""
+        """Time of the first output token, as `time.perf_counter()`; None before it."""
         ...
 
 
@@ -48,29 +48,29 @@ class Record:
     began: float = field(default_factory=time.perf_counter)
     status: int = 0
     client: str = ""
-    """Address of who asked; "" on a Unix socket."""
+    """The client's address; "" for a Unix socket."""
     route: str = ""
-    """Path of the endpoint; "" where none was reached."""
+    """Route path; "" if no route matched."""
     reason: str = ""
-    """Why it was refused."""
+    """Reason of a refusal."""
     n_prompt: int = 0
     prompt_tokens: int = 0
-    """Of the prompts, each counted once however many answers it has."""
+    """Prompt tokens, each prompt counted once regardless of its number of outputs."""
     n_cached: int = 0
-    """Tokens of the prompts that were not computed anew."""
+    """Prompt tokens reused from a cache."""
     n_predicted: int = 0
     tokens_per_second: float = 0.0
-    """Of all its answers together."""
+    """Sum over all outputs."""
     first_token: float | None = None
     prompt_seconds: float = 0.0
-    """What the prompt of the first answer took, from its slot to its first token."""
-    answering: AnswerUnderWay | None = None
-    """While it is answered by the engine."""
+    """Prefill time of the first output, from slot assignment to its first token."""
+    answering: AnswerProgress | None = None
+    """Set while the engine works on the request."""
     stops: tuple[str, ...] = ()
-    """Why each answer ended."""
+    """Stop reason of each output."""
 
     def answered(self, result: Result) -> None:
-        """An answer is complete; a request may have several."""
+        """Add a completed output; a request may have several."""
         self.prompt_seconds = self.prompt_seconds or 1e-3 * result.timings.prompt_ms
         self.n_prompt += result.n_prompt
         self.n_cached += result.n_cached
@@ -84,23 +84,23 @@ class Record:
         return self.prompt_tokens + self.n_predicted
 
     def cancelled(self, n_prompt: int, n_predicted: int) -> None:
-        """An answer ended before it was complete, because nobody wants it any more."""
+        """Add an output that was cancelled before it was complete."""
         self.n_prompt += n_prompt
         self.n_predicted += n_predicted
         self.stops += ("cancelled",)
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether some of what was asked for was not wanted any more."""
+        """True if an output was cancelled."""
         return "cancelled" in self.stops
 
 
 current: ContextVar[Record | None] = ContextVar("llamado-request", default=None)
-"""The request that the running task answers."""
+"""The request that the current task serves."""
 
 
 def request_id(given: bytes) -> str:
-    """The client's X-Request-Id where it is one, else a fresh one."""
+    """Return the client's X-Request-Id if it is valid, else a random id."""
     if given and len(given) <= _LONGEST_ID and _VISIBLE.issuperset(given):
         return given.decode("ascii")
     return secrets.token_hex(8)

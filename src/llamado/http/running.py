@@ -1,4 +1,4 @@
-"""Which servers run on this machine: each tells so in a file of its own while it lives, for other terminals."""
+"""Registry of running servers: each one keeps a file while it runs, which other terminals read."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from llamado.processes.identity import is_same, start_mark
 
 @dataclass
 class RunningServer:
-    """A server, router or gateway as it tells of itself."""
+    """A running server, router or gateway."""
 
     role: str
     """server, router or gateway."""
     addresses: list[str]
     """URLs, or paths of Unix sockets."""
     prefix: str = ""
-    """What all of its paths begin with."""
+    """API path prefix."""
     model: str = ""
-    """Its model's name, once it is loaded."""
+    """The model's name; "" until it is loaded."""
     path: str = ""
-    """The model's file."""
+    """Path of the model's file."""
     pid: int = field(default_factory=os.getpid)
     mark: str = field(default_factory=lambda: start_mark(os.getpid()))
     since: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    """Start time, seconds since 1970."""
 
     @property
     def memory(self) -> int | None:
-        """Bytes of memory that its process holds, its model's pages among them; None where nobody says."""
+        """Resident bytes of its process, including mapped model pages; None if the system does not report them."""
         with suppress(OSError, ValueError, IndexError):
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return None
 
 
 def folder() -> Path:
-    """Where servers of this user tell that they run."""
+    """Return the folder of this user's server files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return (Path(runtime) / "llamado" if runtime else cache_dir()) / "servers"
 
 
 class ServerFile:
-    """What this process tells of its server. A disk that cannot be written to keeps no server from running."""
+    """This process's entry in the registry. Write errors are ignored: the server works without an entry."""
 
     def __init__(self, server: RunningServer) -> None:
         self._server = server
         self._file = folder() / f"{server.pid}.json"
 
-    def tell(self, **changes: str) -> None:
-        """Tell it, with what has changed; who reads sees the old state or the new one."""
+    def update(self, **changes: str) -> None:
+        """Write the entry with changed fields. Atomic: readers see the old or the new state."""
         for name, value in changes.items():
             setattr(self._server, name, value)
         with suppress(OSError):
@@ -65,25 +65,25 @@ class ServerFile:
             new.write_bytes(orjson.dumps(asdict(self._server)))
             new.replace(self._file)
 
-    def withdraw(self) -> None:
-        """The server has ended."""
+    def remove(self) -> None:
+        """Delete the entry."""
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
 
 
 @contextmanager
-def announced(role: str, addresses: Sequence[str], prefix: str = "") -> Iterator[ServerFile]:
-    """Tell that a server runs in this process."""
+def announce(role: str, addresses: Sequence[str], prefix: str = "") -> Iterator[ServerFile]:
+    """Keep a registry entry for a server of this process."""
     announcement = ServerFile(RunningServer(role, list(addresses), prefix))
-    announcement.tell()
+    announcement.update()
     try:
         yield announcement
     finally:
-        announcement.withdraw()
+        announcement.remove()
 
 
 def running_servers() -> list[RunningServer]:
-    """The servers of this user that run, the oldest first; files of killed ones are deleted."""
+    """Return this user's running servers, oldest first. Deletes files of killed ones."""
     found = []
     with suppress(OSError):
         for file in sorted(folder().glob("*.json")):

@@ -1,4 +1,4 @@
-"""How a server ends: the first signal finishes what runs, the second ends everything at once."""
+"""Graceful shutdown: the first signal finishes running requests, the second stops the process at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llamado.http.connections import HttpConnection
 _TICK = 0.05  # seconds
 
 
-class EndingServer(uvicorn.Server):
-    """uvicorn that a signal ends cleanly: with exit code 0. `handle_exit` says what a signal does.
+class GracefulServer(uvicorn.Server):
+    """uvicorn server that exits with code 0 after a signal. Subclasses implement `handle_exit`.
 
-    While running answers are finished, new requests are told to come again: `access` is what they come through.
+    While running requests are finished, `access` refuses new ones with 503 and Retry-After.
     """
 
     access: Access | None = None
@@ -40,7 +40,7 @@ class EndingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more after a clean end; a clean end is exit code 0 here.
+        # uvicorn raises the signal again after a clean shutdown; here the process exits with code 0.
         if threading.current_thread() is not threading.main_thread():
             yield
             return

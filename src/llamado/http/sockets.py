@@ -1,4 +1,4 @@
-"""Listening sockets. They open before anything heavy is imported, so that a client's first try already connects."""
+"""Listening sockets. They open before heavy imports, so that a client's first attempt connects."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llamado.errors import LlamadoError
 
 
 class PortError(LlamadoError):
-    """The address cannot be listened on."""
+    """The address cannot be bound."""
 
 
 def listen(hosts: tuple[str, ...], port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Listening sockets; clients may connect from here on. `NAME.sock` is a Unix socket. Raises PortError."""
+    """Open listening sockets; from here on clients can connect. `NAME.sock` is a Unix socket. Raises PortError."""
     return [_listen(host, port, reuse_port) for host in hosts]
 
 
@@ -44,7 +44,7 @@ def _listen(host: str, port: int, reuse_port: bool) -> socket.socket:
 
 
 def address_of(sock: socket.socket, tls: bool = False) -> str:
-    """A listening socket as a URL (or a path)."""
+    """Return a listening socket's URL, or the path of a Unix socket."""
     name = sock.getsockname()
     if isinstance(name, str):
         return name
@@ -52,19 +52,19 @@ def address_of(sock: socket.socket, tls: bool = False) -> str:
     return f"{'https' if tls else 'http'}://{host}:{name[1]}"
 
 
-def warning_of(hosts: Sequence[str], *, keys: bool) -> str | None:
-    """What it means that others reach the server without a key, where they do."""
+def exposure_warning(hosts: Sequence[str], *, keys: bool) -> str | None:
+    """Return a warning if other machines can reach the server without a key, else None."""
     open_ = [host for host in hosts if not is_local(host)]
     if keys or not open_:
         return None
     return (
-        f"{', '.join(open_)} can be reached from other machines, and no key is asked for: whoever gets through uses "
-        "this machine and sees what others ask (/slots). Give --api-key KEY, or --host 127.0.0.1 behind a proxy"
+        f"{', '.join(open_)} can be reached from other machines, and no key is asked for: anyone can use this "
+        "machine and see the requests of others (/slots). Give --api-key KEY, or --host 127.0.0.1 behind a proxy"
     )
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine's programs reach what listens there."""
+    """Return True if only programs of this machine can connect to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -72,7 +72,7 @@ def is_local(host: str) -> bool:
 
 
 def check_tls(key: str, certificate: str) -> None:
-    """Raise PortError unless the files are a key and its certificate."""
+    """Raise PortError unless the files hold a private key and its certificate."""
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except (OSError, ValueError) as error:

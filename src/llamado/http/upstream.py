@@ -1,7 +1,7 @@
-"""HTTP/1.1 client for other processes: kept connections, streamed bodies, back-pressure, and bounded, checked answers.
+"""HTTP/1.1 client for upstream processes: connection pooling, streaming, backpressure, and limits on responses.
 
-One Python object per connection and one callback per packet: what a general client costs per chunk would be a good part
-of what a token costs.
+One Python object per connection and one callback per packet: the per-chunk overhead of a general-purpose client would
+be a considerable part of the time per token.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from llamado.errors import LlamadoError
 
 Headers = list[tuple[bytes, bytes]]
 
-_HIGH = 256 * 1024  # bytes of a body that wait before reading pauses
+_HIGH = 256 * 1024  # buffered body bytes at which reading pauses
 CONNECT_SECONDS = 5.0
-"""Seconds until a connection that nobody takes or refuses is given up."""
+"""Seconds until a connection attempt is abandoned."""
 _KEEP = 3.5  # seconds; llama-server and uvicorn both close after 5
-_IDLE = 256  # kept connections
-_MAX_HEAD = 64 * 1024  # bytes of an answer's headers, of its trailers, and of what frames a part of its body
+_IDLE = 256  # pooled connections
+_MAX_HEAD = 64 * 1024  # bytes of a response's headers, of its trailers, and of a body part's framing
 _MAX_HEADERS = 200
 
 
 class UpstreamLost(LlamadoError):
-    """The process closed the connection, or sent no HTTP, before the answer was complete."""
+    """The upstream closed the connection, or sent invalid HTTP, before the response was complete."""
 
 
-class _Malformed(Exception):
-    """The process sent an answer that cannot be passed on."""
+class _InvalidResponse(Exception):
+    """The upstream sent a response that cannot be forwarded."""
 
 
 class UpstreamRefused(UpstreamLost):
-    """Nobody listens where the process should."""
+    """The upstream cannot be connected to."""
 
 
 @dataclass(frozen=True)
 class UpstreamAddress:
-    """Where a process listens: a Unix socket's path, or host and port."""
+    """Address of an upstream: the path of a Unix socket, or host and port."""
 
     path: str = ""
     host: str = ""
     port: int = 0
     tls: bool = False
     base: bytes = b""
-    """Before every path."""
+    """Prefix of every path."""
 
     @classmethod
     def parse(cls, url: str) -> UpstreamAddress:
-        """Of `http://host:port/base`."""
+        """Parse `http://host:port/base`."""
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         return cls(
@@ -84,10 +84,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self.used = False
-        """Whether it has carried an answer before."""
+        """True if it has carried a response before."""
         self.idle_since = 0.0
         self.hung_up = False
-        """Whether this side gave up the request."""
+        """True if this side aborted the request."""
         self._lost: UpstreamLost | None = None
         self._reset()
 
@@ -102,17 +102,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._framed = False
-        self._unread = 0  # bytes since the answer's start or the last part of its body: the parser may keep them all
+        self._unread = 0  # bytes since the response began or the last body part: the parser may buffer all of them
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have no common base class
 
     def data_received(self, data: bytes) -> None:
         self._begun = True
         if self._complete:
-            self._pool.forget(self)  # nothing was asked: what comes is no answer to the next request
+            self._pool.forget(self)  # unsolicited bytes must not become the next response
             self.abort()
             return
         self._unread += len(data)
@@ -121,11 +121,11 @@ class UpstreamConnection(asyncio.Protocol):
             if self._unread > _MAX_HEAD and not self._complete:
                 self._fail(f"it sent more than {_MAX_HEAD} bytes of headers or trailers")
         except httptools.HttpParserUpgrade:
-            self._fail("it wants to speak another protocol")
+            self._fail("it switched to another protocol")
         except httptools.HttpParserCallbackError as error:
             self._fail(f"it sent {error.__context__ or error}")
         except httptools.HttpParserError as error:
-            self._fail(f"it sent something that is no HTTP answer: {error}")
+            self._fail(f"it sent an invalid HTTP response: {error}")
         if self._size > _HIGH and not self._paused and self._transport is not None and not self._complete:
             self._paused = True
             self._transport.pause_reading()
@@ -138,13 +138,13 @@ class UpstreamConnection(asyncio.Protocol):
             if self._headed and not self._framed:
                 self._complete = True  # a body without a length ends with the connection
             else:
-                what = "in the middle of its answer" if self._headed else "before it answered"
+                what = "in the middle of its response" if self._headed else "before it responded"
                 self._lost = self._lost or UpstreamLost(f"{self._pool.address} closed the connection {what}")
         self._wake()
 
     # httptools
 
-    # After the answer's end they are called for what was sent behind it, which belongs to no request.
+    # After the end of a response they are called for excess bytes, which belong to no request.
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -155,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
             return  # a trailer
         self.headers.append((name.lower(), value))
         if len(self.headers) > _MAX_HEADERS:
-            raise _Malformed(f"more than {_MAX_HEADERS} headers")
+            raise _InvalidResponse(f"more than {_MAX_HEADERS} headers")
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -165,9 +165,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         names = [name for name, _ in self.headers]
         if not 200 <= self.status < 600:
-            raise _Malformed(f"the status {self.status}")
+            raise _InvalidResponse(f"the status {self.status}")
         if sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD:
-            raise _Malformed(f"more than {_MAX_HEAD} bytes of headers")
+            raise _InvalidResponse(f"more than {_MAX_HEAD} bytes of headers")
         self._headed = True
         self._keep = self._parser.should_keep_alive()
         self._framed = self.status in (204, 304) or b"content-length" in names or b"transfer-encoding" in names
@@ -182,16 +182,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._headed:
             self._complete = True
         else:
-            self.headers = []  # 1xx: the answer proper follows
+            self.headers = []  # 1xx: the final response follows
 
-    # The request's side
+    # The request
 
     def send(self, head: bytes, body: bytes) -> None:
         """Write a request. Raises UpstreamLost."""
         if self._transport is None or self._lost is not None:
-            raise self._lost or UpstreamLost(f"{self._pool.address} closed the connection before it was asked")
+            raise self._lost or UpstreamLost(f"{self._pool.address} closed the connection before the request was sent")
         if self.used:
-            # A new parser: one that answered a request of which the rest was never read has old bytes in it.
+            # The old parser may hold bytes of a response that was not read to its end.
             self._parser = httptools.HttpResponseParser(self)
         self._reset()
         if len(body) < 65536:
@@ -201,24 +201,24 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.write(body)
 
     @property
-    def begun(self) -> bool:
-        """Whether a byte of the answer has come."""
+    def has_begun(self) -> bool:
+        """True if a byte of the response has arrived."""
         return self._begun
 
     @property
-    def finished(self) -> bool:
-        """Whether the whole answer has come; `take` may still have some of it."""
+    def is_complete(self) -> bool:
+        """True if the whole response has arrived; `take` may still return some of it."""
         return self._complete
 
-    async def answered(self) -> None:
-        """Wait until the answer's head and some of its body (or its end) are there. Raises UpstreamLost."""
+    async def wait_for_response(self) -> None:
+        """Wait for the response head and part of the body (or its end). Raises UpstreamLost."""
         while not (self._headed and (self._chunks or self._complete)):
             if self._lost is not None:
                 raise self._lost
             await self._wait()
 
     async def read(self) -> bytes:
-        """The body's next part; b"" at its end. Raises UpstreamLost."""
+        """Return the next part of the body; b"" at its end. Raises UpstreamLost."""
         while not self._chunks:
             if self._complete:
                 return b""
@@ -228,7 +228,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self.take()
 
     def take(self) -> bytes:
-        """What has come of the body."""
+        """Return the buffered part of the body."""
         chunks, self._chunks, self._size = self._chunks, [], 0
         if self._paused:
             self._paused = False
@@ -252,7 +252,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
 
     def release(self) -> None:
-        """The answer was read: keep the connection for the next request, if it may be kept."""
+        """Return the connection to the pool after the response was read; close it if it cannot be reused."""
         if self._complete and self._keep and self._framed and self._lost is None and self._transport is not None:
             self.used = True
             self._chunks = []
@@ -261,12 +261,12 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, whatever is under way."""
+        """Close at once, even in the middle of a response."""
         if self._transport is not None:
             self._transport.abort()
 
     def hang_up(self, reason: str) -> None:
-        """Give up the request: close, and let whoever reads go on with UpstreamLost."""
+        """Abort the request: close the connection; its reader gets UpstreamLost."""
         self.hung_up = True
         self._lost = self._lost or UpstreamLost(reason)
         self.abort()
@@ -274,7 +274,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one process."""
+    """Connection pool of one upstream."""
 
     def __init__(self, address: UpstreamAddress) -> None:
         self.address = address
@@ -283,7 +283,7 @@ class Pool:
         self._closed = False
 
     async def connect(self, *, fresh: bool = False) -> UpstreamConnection:
-        """A connection, of the kept ones if possible. Raises UpstreamRefused."""
+        """Return a connection, pooled unless `fresh`. Raises UpstreamRefused."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._idle and not fresh:
@@ -306,12 +306,12 @@ class Pool:
             raise UpstreamRefused(f"cannot connect to {address}: {error.strerror or error}") from None
         if self._closed:
             connection.abort()
-            raise UpstreamRefused(f"{address} has ended")
+            raise UpstreamRefused(f"{address} has been closed")
         self._all.add(connection)
         return connection
 
     def keep(self, connection: UpstreamConnection) -> None:
-        """Take back a connection that is free again."""
+        """Put an idle connection into the pool."""
         if self._closed or len(self._idle) >= _IDLE:
             connection.abort()
             return
@@ -319,25 +319,25 @@ class Pool:
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """A connection was closed."""
+        """Remove a closed connection."""
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def break_all(self, reason: str) -> None:
-        """Give up all requests under way: they see UpstreamLost."""
+    def abort_all(self, reason: str) -> None:
+        """Abort all running requests with UpstreamLost."""
         for connection in list(self._all):
             connection.hang_up(reason)
 
     def close(self) -> None:
-        """Close everything; requests under way see UpstreamLost."""
+        """Close all connections; running requests fail with UpstreamLost."""
         self._closed = True
         for connection in list(self._all):
             connection.abort()
 
 
 async def get(pool: Pool, path: str, *, timeout: float, limit: int = 1 << 20, key: bytes = b"") -> tuple[int, bytes]:
-    """Status and body of a GET. Raises UpstreamLost; TimeoutError after `timeout` seconds."""
+    """GET a path; return status and body. Raises UpstreamLost; TimeoutError after `timeout` seconds."""
     lines = [
         b"GET %b HTTP/1.1" % (pool.address.base + path.encode("ascii", "ignore")),
         b"host: " + pool.address.authority,
@@ -349,20 +349,20 @@ async def get(pool: Pool, path: str, *, timeout: float, limit: int = 1 << 20, ke
         try:
             try:
                 connection.send(head, b"")
-                await connection.answered()
+                await connection.wait_for_response()
             except UpstreamLost:
-                if connection.begun or not connection.used:
+                if connection.has_begun or not connection.used:
                     raise
-                connection.abort()  # a kept connection, closed meanwhile
+                connection.abort()  # a pooled connection that the upstream closed
                 connection = await pool.connect(fresh=True)
                 connection.send(head, b"")
-                await connection.answered()
+                await connection.wait_for_response()
             parts, size = [], 0
             while part := await connection.read():
                 parts.append(part)
                 size += len(part)
                 if size > limit:
-                    raise UpstreamLost(f"{pool.address}{path}: an answer of more than {limit} bytes")
+                    raise UpstreamLost(f"{pool.address}{path}: a response of more than {limit} bytes")
             return connection.status, b"".join(parts)
         finally:
             connection.release()

@@ -1,5 +1,5 @@
-"""A model in one's own process, with the spellings of llama-cpp-python: its users change one import.
+"""A model in the calling process, with llama-cpp-python's interface: its users change one import.
 
-What a method takes and gives is what that library's method of the name takes and gives. Not here: images, and
-tokenizers of other libraries.
+Methods have the arguments and results of that library's methods of the same name. Images and tokenizers of other
+libraries are not supported.
 """

@@ -1,6 +1,6 @@
-"""Prompt caches by llama-cpp-python's names: they set the size and the place of the engine's own.
+"""Prompt caches by llama-cpp-python's names: they set size and location of the engine's prompt cache.
 
-The engine finds the longest known beginning of a prompt by itself, so a cache holds no states that programs can read.
+The engine looks up the longest common prefix itself, so a cache has no states that programs can read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BESIDE_DISK = 256 << 20
 
 
 class BaseLlamaCache:
-    """A place for prompts and answers that a model's slots no longer hold; see `Llama.set_cache`."""
+    """A cache of sequences that no slot of a model holds any more; see `Llama.set_cache`."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes

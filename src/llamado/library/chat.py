@@ -1,4 +1,4 @@
-"""Chats in OpenAI's form: a conversation made ready for the engine, its answer whole and in chunks."""
+"""Chats in OpenAI's form: prepare a conversation for the engine, and format its answer, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepared_chat(
     response_format: Mapping[str, Any] | None,
     grammar: GrammarSource | None,
 ) -> PreparedChat:
-    """A conversation made ready. Raises LibraryError and TemplateError."""
+    """Prepare a conversation. Raises LibraryError and TemplateError."""
     request = Conversation(
         messages=[_message(message) for message in messages],
         tools=tools or (),
@@ -45,7 +45,7 @@ def prepared_chat(
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     content = given.get("content") or ""
     if not isinstance(content, str) and any(part.get("type") != "text" for part in content):
-        raise LibraryError("a message has parts that are no text: this model reads text alone")
+        raise LibraryError("a message has parts that are not text: models read text only")
     message = {**given, "content": content}
     if message.get("tool_calls"):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
@@ -60,7 +60,7 @@ def _tool_call(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The dialects' word for it."""
+    """Return the choice as Conversation takes it. Raises LibraryError."""
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
             raise LibraryError(f"tool_choice: expected auto, none, required or a function, got {given!r}")
@@ -82,7 +82,7 @@ def _schema(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def limits(prepared: PreparedChat, grammars: GrammarCompiler, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Fields of Request that hold an answer to what was asked for. Raises GrammarError."""
+    """Return fields of Request that constrain the answer to the requested format. Raises GrammarError."""
     constraint: Constraint | None = None
     if prepared.grammar is not None:
         try:
@@ -99,7 +99,7 @@ def limits(prepared: PreparedChat, grammars: GrammarCompiler, tokenizer: Tokeniz
 
 
 class ChatCompletion:
-    """One answer of a chat."""
+    """Formats one answer of a chat."""
 
     def __init__(self, model: str, prepared: PreparedChat, *, logprobs: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time()), "model": model}
@@ -108,7 +108,7 @@ class ChatCompletion:
         self._shows = logprobs
 
     def whole(self, events: Events) -> dict[str, Any]:
-        """The answer at once."""
+        """Return the whole answer."""
         result = last(events)
         self._reader.push(result.content)
         self._reader.finish(self._was_cut(result))
@@ -124,7 +124,7 @@ class ChatCompletion:
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage(result)}
 
     def chunks(self, events: Events) -> Iterator[dict[str, Any]]:
-        """The answer as it comes: first the role, at last why it ended."""
+        """Yield the answer's chunks: first the role, last the reason for its end."""
         yield self._chunk({"role": "assistant"})
         try:
             while True:
@@ -144,7 +144,7 @@ class ChatCompletion:
             events.close()
 
     def _was_cut(self, result: Result) -> bool:
-        """Whether a limit, or a stop of the caller's, ended the answer."""
+        """Return True if a limit, or a stop string of the caller, ended the answer."""
         return result.stop_type != "eos" and result.stopping_word not in self._stops
 
     def _reason(self, result: Result) -> str:

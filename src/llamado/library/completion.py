@@ -14,7 +14,7 @@ Events = Generator[Token, None, Result]
 
 
 def last(events: Events) -> Result:
-    """Sees an answer to its end."""
+    """Consume the events of an answer; return its result."""
     try:
         while True:
             next(events)
@@ -24,12 +24,12 @@ def last(events: Events) -> Result:
 
 
 def finish_reason(result: Result) -> str:
-    """OpenAI's word for why an answer ended."""
+    """Return OpenAI's reason for the end of an answer."""
     return "stop" if result.stop_type in ("eos", "word") else "length"
 
 
 def usage(result: Result) -> dict[str, int]:
-    """How many tokens were read and written."""
+    """Return the token counts of a request, in OpenAI's form."""
     return {
         "prompt_tokens": result.n_prompt,
         "completion_tokens": result.n_predicted,
@@ -42,10 +42,9 @@ def _text(prob: TokenProb) -> str:
 
 
 class Completion:
-    """One completion.
+    """Formats one completion. `before`, `after`: text around the answer.
 
-    `text_offset` counts from the end of `prompt`, or of an echoed one from its beginning; `before` and `after` stand
-    around the answer.
+    `text_offset` counts from the start of `prompt`, which is empty if the prompt is echoed as `before`.
     """
 
     def __init__(self, model: str, prompt: str, *, before: str = "", after: str = "", logprobs: bool = False) -> None:
@@ -60,7 +59,7 @@ class Completion:
         self._shows = logprobs
 
     def whole(self, events: Events) -> dict[str, Any]:
-        """The answer at once."""
+        """Return the whole answer."""
         result = last(events)
         text = f"{self._before}{result.content}{self._after}"
         choice = {
@@ -72,7 +71,7 @@ class Completion:
         return {**self._head, "choices": [choice], "usage": usage(result)}
 
     def chunks(self, events: Events) -> Iterator[dict[str, Any]]:
-        """The answer as it comes; the last chunk says why it ended."""
+        """Yield the answer's chunks; the last one has the reason for its end."""
         try:
             while True:
                 event = next(events)
@@ -87,7 +86,7 @@ class Completion:
         return {**self._head, "choices": [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]}
 
     def _logprobs(self, probs: Sequence[TokenProbs] | None) -> dict[str, Any] | None:
-        """OpenAI's older form: four lists with an entry for each token."""
+        """Return probabilities in OpenAI's older form: four lists with one entry per token."""
         if not self._shows:
             return None
         tokens, offsets, values = list[str](), list[int](), list[float | None]()

@@ -1,4 +1,4 @@
-"""What a caller of the library can do wrong."""
+"""Errors of the library."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from llamado.errors import LlamadoError
 
 
 class LibraryError(LlamadoError, ValueError):
-    """An argument that means nothing here, or cannot be had with the model as it was loaded."""
+    """An argument that is not supported, or not possible with the options the model was loaded with."""

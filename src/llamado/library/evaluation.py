@@ -1,7 +1,7 @@
-"""Token by token: the sequence that `Llama.eval` extends, the logits behind it, and tokens drawn from them.
+"""Token-by-token evaluation: the sequence that `Llama.eval` extends, its logits, and tokens sampled from them.
 
-The engine keeps the sequence's cells as it does for any prompt: each step computes only tokens that are new. A step
-that finds them gone, for another request had the slot, computes them again, to the same bits.
+The engine keeps the sequence's cells like those of any prompt, so each step computes new tokens only. If another
+request took the slot, the next step computes the cells again, to the same bits.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Evaluation:
         if self._logits_all:
             fields["on_prompt_row"] = other
         self._evaluate(prompt, fields)
-        if self._logits_all and len(found) < len(prompt) - first:  # cells were known, but not the logits behind them
+        if self._logits_all and len(found) < len(prompt) - first:  # cells were in the cache, but not their logits
             self._evaluate(prompt, {**fields, "cache_prompt": False})
         self._last = len(prompt), found[len(prompt) - 1]
         if self._logits_all:

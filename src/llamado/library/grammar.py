@@ -1,4 +1,4 @@
-"""Grammars as llama-cpp-python takes them."""
+"""Grammars with llama-cpp-python's interface."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llamado.text.grammar.source import GrammarSource
 
 @dataclass(frozen=True)
 class LlamaGrammar:
-    """What an answer must look like, for the argument `grammar`."""
+    """A grammar of answers, for the argument `grammar`."""
 
     source: GrammarSource
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> Self:
-        """A grammar in GBNF; what is wrong with it is said by whoever uses it."""
+        """Create a grammar from GBNF text; errors in it are raised by the first request that uses it."""
         return cls(GrammarSource("gbnf", grammar))
 
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> Self:
-        """A file with a grammar in GBNF. Raises LibraryError."""
+        """Read a grammar from a GBNF file. Raises LibraryError."""
         try:
             return cls.from_string(Path(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -32,5 +32,5 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> Self:
-        """Any instance of a JSON schema, which is given as JSON text."""
+        """Create a grammar of the instances of a JSON schema, given as JSON text."""
         return cls(GrammarSource("json_schema", json_schema))

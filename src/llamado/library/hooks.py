@@ -1,13 +1,13 @@
-"""Functions of the program that take part in an answer: logits processors and stopping criteria.
+"""Functions of the caller in an answer: logits processors and stopping criteria.
 
-They are called on the engine's thread for one request alone; other requests choose their tokens natively, and wait
-while a function runs.
+They are called on the engine's thread, for their own request only. Tokens of other requests are sampled natively, and
+wait while a function runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Criteria of which one is enough to end an answer."""
+    """Stopping criteria; any one of them ends the answer."""
 
     def __call__(self, input_ids: TokenArray, logits: Logits) -> bool:
         return any(criterion(input_ids, logits) for criterion in self)
@@ -57,16 +57,16 @@ class MinTokensLogitsProcessor:
 
 
 class Hooks:
-    """The functions of one request as the engine takes them; `error` is what one of them raised."""
+    """The functions of one request, as the engine calls them. `error`: the error that one of them raised."""
 
     def __init__(self, processor: object = None, criteria: object = None) -> None:
         """Each is a function, or a list of functions. Raises LibraryError."""
-        self._processor = _together("logits_processor", processor, LogitsProcessorList)
-        self._criteria = _together("stopping_criteria", criteria, StoppingCriteriaList)
+        self._processor = _combine("logits_processor", processor, LogitsProcessorList)
+        self._criteria = _combine("stopping_criteria", criteria, StoppingCriteriaList)
         self.error: Exception | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the engine's Request."""
+        """Return fields of the engine's Request."""
         found: dict[str, Any] = {}
         if self._processor is not None:
             found["processor"] = self.process
@@ -75,7 +75,7 @@ class Hooks:
         return found
 
     def process(self, tokens: TokenArray, row: Logits) -> Logits:
-        """Return the logits that the processors make of a row."""
+        """Return a row of logits after the processors."""
         if self._processor is None:
             return row
         try:
@@ -98,17 +98,12 @@ class Hooks:
             raise
 
 
-def _together(name: str, given: object, lists: Any) -> Callable[..., Any] | None:
+def _combine(name: str, given: object, lists: Any) -> Callable[..., Any] | None:
     if given is None or given is False:
         return None
-    if callable(given):  # its own lists, too
+    if callable(given):  # also a LogitsProcessorList or StoppingCriteriaList
         return given
     if isinstance(given, Iterable) and all(map(callable, functions := list(given))):
         made: Callable[..., Any] = lists(functions)
         return made if functions else None
     raise LibraryError(f"{name} must be a function of (input_ids, scores), or a list of such functions")
-
-
-def token_array(tokens: Sequence[int]) -> TokenArray:
-    """Tokens as functions get them."""
-    return np.array(tokens, np.intc)

@@ -37,9 +37,9 @@ from llamado.library.evaluation import Evaluation
 from llamado.library.grammar import LlamaGrammar
 from llamado.library.hooks import Hooks, Logits, TokenArray
 from llamado.library.options import (
-    LlamaPromptLookupDecoding,
+    RANDOM,
+    LlamaArguments,
     SamplingOptions,
-    Value,
     engine_options,
     is_random,
     request_fields,
@@ -50,13 +50,10 @@ from llamado.text.grammar.compiler import GrammarCompiler
 Message = Mapping[str, Any]
 Vector = list[float]
 
-_RANDOM = 0xFFFFFFFF
-"""The seed that asks for a fresh one."""
-
 
 @dataclass(frozen=True)
 class LlamaState:
-    """What a model remembers of its last prompt and answer; another `Llama` of the same model can take it."""
+    """State of a model after its last prompt and answer; another `Llama` of the same model can restore it."""
 
     data: bytes
     tokens: tuple[int, ...] = ()
@@ -64,110 +61,32 @@ class LlamaState:
 
 
 class Llama:
-    """A language model. Its answers have the same bytes for the same prompt, seed and options, whatever came before.
+    """A language model. The same prompt, seed and options give the same bytes, regardless of earlier requests.
 
     All methods may be called from any thread; `n_slots` requests are answered at a time, others wait.
     """
 
-    def __init__(
-        self,
-        model_path: str | os.PathLike[str],
-        *,
-        n_gpu_layers: int | None = None,
-        tensor_split: Sequence[float] | None = None,
-        rpc_servers: str | None = None,
-        use_mmap: bool = True,
-        use_mlock: bool = False,
-        kv_overrides: Mapping[str, Value] | None = None,
-        seed: int = _RANDOM,
-        n_ctx: int = 512,
-        n_batch: int = 512,
-        n_ubatch: int = 512,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-        rope_scaling_type: int | None = -1,
-        pooling_type: int = -1,
-        rope_freq_base: float = 0.0,
-        rope_freq_scale: float = 0.0,
-        yarn_ext_factor: float = -1.0,
-        yarn_attn_factor: float = 1.0,
-        yarn_beta_fast: float = 32.0,
-        yarn_beta_slow: float = 1.0,
-        yarn_orig_ctx: int = 0,
-        embedding: bool = False,
-        logits_all: bool = False,
-        last_n_tokens_size: int = 64,
-        lora_path: str | None = None,
-        lora_scale: float = 1.0,
-        numa: bool | int | str = False,
-        chat_format: str | None = None,
-        draft_model: LlamaPromptLookupDecoding | None = None,
-        type_k: int | str | None = None,
-        type_v: int | str | None = None,
-        spm_infill: bool = False,
-        verbose: bool = True,
-        n_slots: int = 1,
-        **others: Any,
-    ) -> None:
-        """Load the model at `model_path`: a file, or a name that `llamado pull` takes.
+    def __init__(self, model_path: str | os.PathLike[str], **arguments: Unpack[LlamaArguments]) -> None:
+        """Load the model at `model_path`: a file, or a name that `llamado pull` accepts.
 
-        `n_ctx`: tokens of context of all slots together, 0 for as many as the model was trained with. `n_gpu_layers`
-        and `tensor_split` say how layers are divided between this machine and the workers `rpc_servers`
-        ("host:port,host:port"); -1 layers: all of them. `seed`: of requests without one of their own. `embedding`:
-        whether `embed` is possible, beside answers. `logits_all`: whether `scores` has the logits behind every
-        evaluated token, n_ctx · n_vocab numbers. `last_n_tokens_size`: how far penalties look back.
-        `verbose`: what there is to say goes to `logging`, as the logger "llamado"; False: nothing below an error.
-        Arguments of llama-cpp-python that mean nothing on this machine are taken without effect. Raises LlamadoError:
-        one of the rooms' own, or LibraryError for what is not possible.
+        `arguments`: see LlamaArguments. Raises LlamadoError: LibraryError for arguments that are not supported, and
+        the errors of loading.
         """
-        options = engine_options(
-            n_gpu_layers=n_gpu_layers,
-            tensor_split=tensor_split,
-            rpc_servers=rpc_servers,
-            use_mmap=use_mmap,
-            use_mlock=use_mlock,
-            kv_overrides=kv_overrides,
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
-            n_threads=n_threads,
-            n_threads_batch=n_threads_batch,
-            rope={
-                "rope_scaling_type": rope_scaling_type,
-                "rope_freq_base": rope_freq_base,
-                "rope_freq_scale": rope_freq_scale,
-                "yarn_ext_factor": yarn_ext_factor,
-                "yarn_attn_factor": yarn_attn_factor,
-                "yarn_beta_fast": yarn_beta_fast,
-                "yarn_beta_slow": yarn_beta_slow,
-                "yarn_orig_ctx": yarn_orig_ctx,
-            },
-            pooling_type=pooling_type,
-            embedding=embedding,
-            lora_path=lora_path,
-            lora_scale=lora_scale,
-            numa=numa,
-            chat_format=chat_format,
-            draft_model=draft_model,
-            type_k=type_k,
-            type_v=type_v,
-            n_slots=n_slots,
-            others=others,
-        )
-        if not verbose:
+        options = engine_options(arguments)
+        self.verbose = arguments.get("verbose", True)
+        if not self.verbose:
             logging.getLogger("llamado").setLevel(logging.ERROR)
         self.model_path = os.fspath(model_path)
-        self.verbose = verbose
-        self.n_batch = n_batch
-        self.spm_infill = spm_infill
-        self._last_n = last_n_tokens_size
-        self.set_seed(seed)
+        self.n_batch = options.n_batch
+        self.spm_infill = arguments.get("spm_infill", False)
+        self._last_n = arguments.get("last_n_tokens_size", 64)
+        self._logits_all = arguments.get("logits_all", False)
+        self.set_seed(arguments.get("seed", RANDOM))
         self._model = LoadedModel.load(model_path, options)
         self._grammars: GrammarCompiler | None = None
-        self._logits_all = logits_all
         self._evaluated: Evaluation | None = None
         self.cache: BaseLlamaCache | None = None
-        # Whoever lets go of a model without closing it, or ends the program, leaves no threads in the middle of things.
+        # ends the engine's threads if the object is garbage collected without `close`, or the program ends
         self._end = weakref.finalize(self, self._model.close)
 
     @classmethod
@@ -179,15 +98,15 @@ class Llama:
         local_dir: None = None,
         local_dir_use_symlinks: bool | Literal["auto"] = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
-        **options: Any,
+        **options: Unpack[LlamaArguments],
     ) -> Self:
-        """A model of the Hugging Face hub, fetched into the hub's cache unless it is there.
+        """Load a model of the Hugging Face hub; download it to the hub's cache unless it is there.
 
-        `filename`: a file, or a pattern that one file matches; None: the usual quantization. All parts of a divided
-        model are fetched with its first. `options`: see the class. Raises SourceError.
+        `filename`: a file, or a pattern that one file matches; None: the usual quantization. All parts of a split
+        model are downloaded with its first. `options`: see LlamaArguments. Raises LlamadoError.
         """
         if local_dir is not None:
-            raise LibraryError("local_dir is not supported: models lie in the hub's cache; cache_dir moves it")
+            raise LibraryError("local_dir is not supported: models are in the hub's cache; cache_dir moves it")
         path = fetch_hub_model(
             repo_id,
             file_name=filename,
@@ -199,7 +118,10 @@ class Llama:
     # -- text and tokens -----------------------------------------------------------------------------------------------
 
     def tokenize(self, text: bytes | str, add_bos: bool = True, special: bool = False) -> list[int]:
-        """The tokens of a text in UTF-8; `add_bos` adds those at its ends, `special` reads control tokens in it."""
+        """Return the tokens of a text in UTF-8.
+
+        `add_bos`: add the model's begin and end tokens. `special`: parse control tokens.
+        """
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
         return self._model.tokenizer.encode(text, add_special=add_bos, parse_special=special)
@@ -207,9 +129,9 @@ class Llama:
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """The text of tokens, in UTF-8 unless it ends inside of a character; `special` writes control tokens out.
+        """Return the text of tokens, in UTF-8 unless it ends within a character. `special`: include control tokens.
 
-        A space that only the beginning of a text has is left out behind a beginning token.
+        The space that some tokenizers add to the beginning of a text is removed after a begin token.
         """
         tokenizer, ids = self._model.tokenizer, list(tokens)
         text = tokenizer.join(ids, special=special)
@@ -217,36 +139,36 @@ class Llama:
         return text.removeprefix(b" ") if first else text
 
     def n_ctx(self) -> int:
-        """Tokens of context of one request."""
+        """Return the tokens of context of one request."""
         return self._model.engine.n_ctx
 
     def n_vocab(self) -> int:
-        """How many tokens there are."""
+        """Return the size of the vocabulary."""
         return self._model.tokenizer.n_vocab
 
     def n_embd(self) -> int:
-        """The length of the vectors inside the model."""
+        """Return the width of the hidden states."""
         return self._model.model.hparams.n_embd
 
     def token_bos(self) -> int:
-        """The token that begins texts; -1: none."""
+        """Return the begin token; -1: none."""
         return _number(self._model.tokenizer.bos)
 
     def token_eos(self) -> int:
-        """The token that ends texts; -1: none."""
+        """Return the end token; -1: none."""
         return _number(self._model.tokenizer.eos)
 
     def token_nl(self) -> int:
-        """The token of a line's end; -1: none."""
+        """Return the newline token; -1: none."""
         return _number(self._model.tokenizer.newline)
 
     def pooling_type(self) -> int:
-        """How texts' vectors are made of tokens' vectors: llama.cpp's number."""
+        """Return the pooling of embeddings, as llama.cpp's number."""
         return int(self._embedder().pooling)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says of the model, but for lists."""
+        """Metadata of the file, except arrays."""
         found = {}
         for key, value in self._model.file.metadata.items():
             if isinstance(value, bool):
@@ -258,17 +180,17 @@ class Llama:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int) -> None:
-        """What the seeds of requests come from that bring none."""
+        """Set the seed from which requests without their own get theirs."""
         self._seeds = None if is_random(seed) else random.Random(seed)
 
     def generate(
         self, tokens: Sequence[int], temp: float = 0.8, reset: bool = True, grammar: LlamaGrammar | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[int, Sequence[int] | None, None]:  # fmt: skip
-        """The tokens that follow a prompt, until the model ends its answer or the context is full.
+        """Yield the tokens that follow a prompt, until the model ends its answer or the context is full.
 
-        `reset`: whether the prompt is a sequence of its own; False: it follows what was evaluated. Tokens that are sent
-        into the generator come behind the one that it gave last.
+        `reset`: False to append the prompt to the evaluated sequence. Tokens that are sent into the generator are
+        appended after the last one it yielded. Raises LlamadoError.
         """
         evaluation = self._evaluation()
         prompt = [*([] if reset else self._input_ids.tolist()), *tokens]
@@ -318,12 +240,12 @@ class Llama:
         grammar: LlamaGrammar | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Continue a text, or tokens: an object in OpenAI's form, or with `stream` an iterator of its chunks.
+        """Continue a text, or tokens. Return an object in OpenAI's form, or with `stream` an iterator of its chunks.
 
-        `max_tokens`: None or 0 for as many as the context holds. `suffix` is what follows the gap that is filled in,
-        with models that know how; behind others' answers it is put. `logprobs`: how many likeliest tokens are shown at
-        each place. `echo`: the whole answer begins with the prompt, whose tokens have `logprobs`, too. Raises
-        LlamadoError.
+        `max_tokens`: None or 0 for as many as the context holds. `suffix`: the text after the gap to fill in; models
+        without infill tokens get no suffix, and it is appended to their answer. `logprobs`: number of most likely
+        tokens listed at each position. `echo`: the answer starts with the prompt, whose tokens have `logprobs`, too;
+        ignored with `stream`. Raises LlamadoError.
         """
         text = prompt if isinstance(prompt, str) else self._model.detokenize(prompt)
         tokens, after = self._prompt(prompt, suffix)
@@ -377,10 +299,10 @@ class Llama:
         top_logprobs: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """The next message of a conversation: an object in OpenAI's form, or with `stream` an iterator of its chunks.
+        """Return the next message of a conversation in OpenAI's form, or with `stream` an iterator of its chunks.
 
-        `response_format`: {"type": "json_object"}, with "schema" one that the content is an instance of. `tool_choice`:
-        auto, none, required, or a function. Raises LlamadoError.
+        `response_format`: {"type": "json_object"}, with "schema" a JSON schema of the content. `tool_choice`: auto,
+        none, required, or a function. Raises LlamadoError.
         """
         loaded = self._model
         prepared = prepared_chat(
@@ -418,12 +340,12 @@ class Llama:
         try:
             return (yield from self._model.events(tokens, **fields, **hooks.fields()))
         except LlamadoError:
-            if hooks.error is not None:  # the program's own error, as its function raised it
+            if hooks.error is not None:  # an error raised by a function of the caller
                 raise hooks.error from None
             raise
 
     def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> tuple[list[int], str]:
-        """The tokens of a prompt, and what is put behind the answer."""
+        """Return the tokens of a prompt, and the text to append to the answer."""
         tokenizer = self._model.tokenizer
         if suffix is None or tokenizer.fim_pre is None or tokenizer.fim_suf is None or tokenizer.fim_mid is None:
             tokens = self._model.tokenize(prompt, add_special=True) if isinstance(prompt, str) else list(prompt)
@@ -446,7 +368,7 @@ class Llama:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the sequence that `eval` extends; a smaller number takes it back to its beginning."""
+        """Length of the sequence that `eval` extends; assign a smaller number to truncate it."""
         return self._evaluation().n_tokens
 
     @n_tokens.setter
@@ -458,12 +380,12 @@ class Llama:
 
     @property
     def input_ids(self) -> TokenArray:
-        """The tokens of the sequence, and behind `n_tokens` of them room for more."""
+        """Token ids: the sequence in the first `n_tokens` entries, free space after them."""
         return self._evaluation().input_ids
 
     @property
     def scores(self) -> Logits:
-        """Logits by places: of all tokens with `logits_all`, else of the last one, the other rows being 0."""
+        """Logits by position: of all tokens with `logits_all`, else of the last one; other rows are 0."""
         return self._evaluation().scores
 
     @property
@@ -476,18 +398,18 @@ class Llama:
 
     @property
     def eval_tokens(self) -> deque[int]:
-        """The tokens of the sequence."""
+        """Tokens of the sequence."""
         return deque(self._input_ids.tolist(), maxlen=self.n_ctx())
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits behind them: of all with `logits_all`, else of the last one."""
+        """Logits after each token with `logits_all`, else after the last one."""
         return deque(self._scores.tolist(), maxlen=self.n_ctx() if self._logits_all else 1)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those that were evaluated before; `reset` begins anew.
+        """Append tokens to the sequence and evaluate them; `reset` starts a new sequence.
 
-        `eval`, `sample` and `generate` share one sequence for each `Llama`. Raises LlamadoError.
+        `eval`, `sample` and `generate` share one sequence per `Llama`. Raises LlamadoError.
         """
         self._evaluation().extend(list(tokens))
 
@@ -495,10 +417,10 @@ class Llama:
         self, temp: float = 0.8, grammar: LlamaGrammar | None = None, idx: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> int:  # fmt: skip
-        """Draw the token that follows those evaluated, or with `idx` the one at that place.
+        """Sample the token after the sequence, or after position `idx`.
 
-        It is not evaluated: `eval([token])` goes on with it. A grammar's text begins where it is first asked for.
-        Raises LlamadoError.
+        The token is not evaluated: call `eval([token])` to continue with it. A grammar applies from the position at
+        which it is first given. Raises LlamadoError.
         """
         evaluation = self._evaluation()
         fields, hooks = self._fields(temp, None, None, sampling, None)
@@ -521,7 +443,7 @@ class Llama:
     # -- embeddings ----------------------------------------------------------------------------------------------------
 
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
-        """The vectors of one or more texts as an object in OpenAI's form. Raises LlamadoError."""
+        """Return the embeddings of one or more texts in OpenAI's form. Raises LlamadoError."""
         vectors, n_tokens = self.embed([input] if isinstance(input, str) else input, return_count=True)
         return {
             "object": "list",
@@ -533,11 +455,10 @@ class Llama:
     def embed(
         self, input: str | Sequence[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """The vector of a text (of one without pooling: a vector of each token), or a list of them for several texts.
+        """Return the embedding of a text (without pooling: one vector per token), or a list of them for several texts.
 
-        `normalize`: to length 1. `truncate`: of longer texts than a batch holds only the beginning counts.
-        `return_count`: a pair of that and the number of tokens. The model has to be loaded with `embedding=True`.
-        Raises LlamadoError.
+        `normalize`: to length 1. `truncate`: cut texts to the batch size. `return_count`: return the number of tokens,
+        too. The model must be loaded with `embedding=True`. Raises LlamadoError.
         """
         embedder = self._embedder()
         texts = [input] if isinstance(input, str) else list(input)
@@ -553,22 +474,22 @@ class Llama:
 
     def _embedder(self) -> Any:
         if self._model.embedder is None:
-            raise LibraryError("vectors need a model that was loaded with embedding=True")
+            raise LibraryError("embeddings need a model that was loaded with embedding=True")
         return self._model.embedder
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
-        """What the model remembers of its last prompt and answer. Raises SlotNotSaved where that is nothing."""
+        """Save the sequence of the last prompt and answer. Raises SlotNotSaved if there is none."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "state")
             self._engine().save_slot(0, path).result()
             return LlamaState(path.read_bytes(), tuple(self._input_ids.tolist()))
 
     def load_state(self, state: LlamaState) -> None:
-        """Have the model remember what it did then: a prompt that begins alike is not read again.
+        """Restore a saved state, so that a prompt with the same beginning is not evaluated again.
 
-        Raises SlotFileError where the state is another model's, or was made with another context or cache.
+        Raises SlotFileError if the state is of another model, context or cache type.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "state")
@@ -577,10 +498,7 @@ class Llama:
         self._evaluation().begin(state.tokens)
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Keep prompts and answers that slots hold no more in a cache; None: only what slots hold.
-
-        Raises LlamadoError.
-        """
+        """Keep sequences that no slot holds any more in a cache; None: drop them. Raises LlamadoError."""
         if cache is not None and not isinstance(cache, BaseLlamaCache):
             raise LibraryError("set_cache takes a LlamaRAMCache or a LlamaDiskCache")
         if cache is None:
@@ -592,7 +510,7 @@ class Llama:
         self.cache = cache
 
     def reset(self) -> None:
-        """Forget all prompts and answers, and what was evaluated."""
+        """Drop all prompts and answers, and the evaluated sequence."""
         engine = self._engine()
         self._evaluation().n_tokens = 0
         for slot in engine.snapshot().slots:
@@ -601,11 +519,11 @@ class Llama:
     def _engine(self) -> Engine:
         engine = self._model.engine
         if not isinstance(engine, Engine):
-            raise LibraryError("a model that only makes vectors remembers nothing")
+            raise LibraryError("a model that only computes embeddings keeps no sequences")
         return engine
 
     def close(self) -> None:
-        """End what computes, and free the memory; a closed model can do nothing more."""
+        """Stop all computation and free the memory. The model cannot be used afterwards."""
         self._end()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,10 @@
-"""Arguments by llama-cpp-python's names → what the engine takes."""
+"""Arguments by llama-cpp-python's names, and their conversion to the engine's options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
@@ -18,7 +18,13 @@ from llamado.rpc.endpoint import Endpoint
 
 Value = int | float | bool | str
 
-# `chat_format` → the template of that name here; others go by the same name, or are templates themselves.
+RANDOM = 0xFFFFFFFF
+"""The seed that requests a random one."""
+
+_DEFAULTS = EngineOptions(n_ctx=512, n_batch=512)
+"""Options without arguments: llama-cpp-python's where the engine's own differ."""
+
+# `chat_format` → our name of that template; other formats have the same name here, or are templates themselves
 _CHAT_FORMATS = {
     "llama-2": "llama2-sys",
     "llama-3": "llama3",
@@ -26,12 +32,6 @@ _CHAT_FORMATS = {
     "chatml-function-calling": "chatml",
 }
 _ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}
-_WITHOUT_EFFECT = frozenset(
-    {
-        "split_mode", "main_gpu", "attention_type", "offload_kqv", "flash_attn", "op_offload", "swa_full",
-        "no_perf",
-    }
-)  # fmt: skip
 _REFUSED = {
     "vocab_only": "a model is loaded as a whole",
     "lora_base": "adapters are added while computing, whatever type the weights have",
@@ -40,23 +40,95 @@ _REFUSED = {
     "functions": "tools are its successor",
     "function_call": "tool_choice is its successor",
 }
+"""Reasons for rejecting arguments."""
 _WITHOUT_FIELD = ("tfs_z", "penalize_nl", "logits_processor", "stopping_criteria")
-_RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)
+_RANDOM_SEEDS = (None, -1, RANDOM)
 
 
 @dataclass(frozen=True)
 class LlamaPromptLookupDecoding:
-    """Drafts what followed before in the prompt: as `draft_model` it has probable next tokens evaluated along.
+    """Prompt lookup: propose the tokens that followed an earlier occurrence of the last ones, as `draft_model`.
 
-    How many that are is found out here, so the numbers are taken and not needed.
+    The engine measures how many draft tokens pay, so the numbers are accepted but not used.
     """
 
     max_ngram_size: int = 2
     num_pred_tokens: int = 10
 
 
+class LlamaArguments(TypedDict, total=False):
+    """Arguments of `Llama`; those left out have llama-cpp-python's defaults."""
+
+    n_ctx: int
+    """Tokens of context of all slots together; 0: as many as the model was trained with. 512 by default."""
+    n_batch: int
+    """Most tokens in a step. 512 by default."""
+    n_ubatch: int
+    """Most tokens in a forward pass."""
+    n_slots: int
+    """Requests that are answered at a time."""
+    n_threads: int | None
+    n_threads_batch: int | None
+    n_gpu_layers: int | None
+    """The last layers that go to workers; -1: all of them."""
+    tensor_split: Sequence[float] | None
+    """Shares of the workers, in order, and of this machine; None: the least time per token."""
+    rpc_servers: str | None
+    """Workers that share the model: "host:port,host:port"."""
+    use_mmap: bool
+    use_mlock: bool
+    numa: bool | int | str
+    kv_overrides: Mapping[str, Value] | None
+    """Values in place of the file's metadata."""
+    type_k: int | str | None
+    """Type of the KV cache: a ggml number, or a name."""
+    type_v: int | str | None
+    rope_scaling_type: int | None
+    rope_freq_base: float
+    rope_freq_scale: float
+    yarn_ext_factor: float
+    yarn_attn_factor: float
+    yarn_beta_fast: float
+    yarn_beta_slow: float
+    yarn_orig_ctx: int
+    pooling_type: int
+    embedding: bool
+    """True to make `embed` possible, beside answers."""
+    lora_path: str | None
+    lora_scale: float
+    chat_format: str | None
+    """A chat template, or the name of one, in place of the file's."""
+    draft_model: LlamaPromptLookupDecoding | None
+    seed: int
+    """Seed of requests without their own; random by default."""
+    logits_all: bool
+    """True to keep the logits after every evaluated token in `scores`: n_ctx · n_vocab numbers."""
+    last_n_tokens_size: int
+    """Tokens that penalties look back. 64 by default."""
+    spm_infill: bool
+    """True if an infill prompt has the suffix first."""
+    verbose: bool
+    """False: log errors only. The logger is "llamado"."""
+
+    # no effect on this machine
+    split_mode: int
+    main_gpu: int
+    attention_type: int
+    offload_kqv: bool
+    flash_attn: bool
+    op_offload: bool | None
+    swa_full: bool | None
+    no_perf: bool
+
+    # rejected, unless they are None or False
+    vocab_only: bool
+    lora_base: str | None
+    chat_handler: Any
+    tokenizer: Any
+
+
 class SamplingOptions(TypedDict, total=False):
-    """How tokens are drawn; what is left out is llama.cpp's own."""
+    """Sampling parameters; those left out have llama.cpp's defaults."""
 
     top_k: int
     top_p: float
@@ -71,17 +143,17 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Mapping[str, float] | None
     seed: int | None
     tfs_z: float
-    """No effect: llama.cpp has given it up."""
+    """No effect: llama.cpp removed this sampler."""
     penalize_nl: bool
-    """The same."""
+    """No effect: llama.cpp removed this option."""
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None
-    """Functions of (input_ids, scores) that return the logits to draw from."""
+    """Functions of (input_ids, scores) that return the logits to sample from."""
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
-    """Functions of (input_ids, logits); the answer ends where one of them returns True."""
+    """Functions of (input_ids, logits); the answer ends if one of them returns True."""
 
 
 def refuse(given: Mapping[str, Any]) -> None:
-    """Raises LibraryError for arguments that would mean something which is not here."""
+    """Raise LibraryError for arguments that llamado does not support."""
     for name, why in _REFUSED.items():
         if given.get(name) not in (None, False):
             raise LibraryError(f"{name} is not supported: {why}")
@@ -90,7 +162,7 @@ def refuse(given: Mapping[str, Any]) -> None:
 def request_fields(
     temperature: float, max_tokens: int | None, stop: str | Sequence[str] | None, sampling: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of Request and Sampling. Raises LibraryError."""
+    """Return fields of Request and Sampling. Raises LibraryError, and TypeError for an unknown argument."""
     refuse(sampling)
     unknown = sampling.keys() - SamplingOptions.__annotations__.keys()
     if unknown:
@@ -107,106 +179,108 @@ def request_fields(
 
 
 def is_random(seed: int | None) -> bool:
-    """Whether a seed asks for a fresh one."""
+    """Return True if a seed requests a random one."""
     return seed in _RANDOM_SEEDS
 
 
-def engine_options(
-    *,
-    n_gpu_layers: int | None,
-    tensor_split: Sequence[float] | None,
-    rpc_servers: str | None,
-    use_mmap: bool,
-    use_mlock: bool,
-    kv_overrides: Mapping[str, Value] | None,
-    n_ctx: int,
-    n_batch: int,
-    n_ubatch: int,
-    n_threads: int | None,
-    n_threads_batch: int | None,
-    rope: Mapping[str, Any],
-    pooling_type: int,
-    embedding: bool,
-    lora_path: str | None,
-    lora_scale: float,
-    numa: bool | int | str,
-    chat_format: str | None,
-    draft_model: LlamaPromptLookupDecoding | None,
-    type_k: int | str | None,
-    type_v: int | str | None,
-    n_slots: int,
-    others: Mapping[str, Any],
-) -> EngineOptions:
-    """How a model is loaded. Raises LibraryError."""
-    refuse(others)
-    unknown = others.keys() - _WITHOUT_EFFECT - _REFUSED.keys()
+def engine_options(given: LlamaArguments) -> EngineOptions:
+    """Return the options of the engine. Raises LibraryError, and TypeError for an unknown argument."""
+    unknown = given.keys() - LlamaArguments.__annotations__.keys()
     if unknown:
         raise TypeError(f"Llama() got an unexpected keyword argument {min(unknown)!r}")
+    refuse(given)
+    draft_model = given.get("draft_model")
     if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
         raise LibraryError("draft_model: only LlamaPromptLookupDecoding drafts here")
-    split = None
-    if rpc_servers:
-        if problem := share_problem(tensor_split or ()):
-            raise LibraryError(f"tensor_split: {problem}")
-        split = SplitOptions(
-            rpc=tuple(str(Endpoint.parse(text.strip())) for text in rpc_servers.split(",") if text.strip()),
-            tensor_split=None if tensor_split is None else tuple(tensor_split),
-            n_gpu_layers=ALL_LAYERS if n_gpu_layers is not None and n_gpu_layers < 0 else n_gpu_layers,
-        )
-    return EngineOptions(
-        n_ctx=n_ctx,
-        n_slots=n_slots,
-        n_batch=n_batch,
-        n_ubatch=min(n_batch, n_ubatch),
-        n_threads=n_threads,
-        n_threads_batch=n_threads_batch,
-        type_k=_type("type_k", type_k),
-        type_v=_type("type_v", type_v),
-        mmap=use_mmap,
-        mlock=use_mlock,
-        numa=numa if isinstance(numa, str) else "distribute" if numa else None,
-        chat_template=None if chat_format is None else _CHAT_FORMATS.get(chat_format, chat_format),
-        split=split,
-        drafts=DraftOptions(kinds=None if draft_model is None else ("suffix",)),
-        lora=() if lora_path is None else ((lora_path, lora_scale),),
-        embeddings=embedding,
-        pooling=None if pooling_type < 0 else Pooling(pooling_type).name.lower(),
-        metadata=tuple((kv_overrides or {}).items()),
-        rope=_rope(**rope),
-        turned=os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") in ("", "0"),  # libllama reads it, too
+    values: Mapping[str, Any] = given
+    options = {
+        option: form(values[name]) for option, (name, form) in _OPTION_ARGUMENTS.items() if values.get(name) is not None
+    }
+    if draft_model is not None:
+        options["drafts"] = DraftOptions(kinds=("suffix",))
+    if (path := given.get("lora_path")) is not None:
+        options["lora"] = ((path, given.get("lora_scale", 1.0)),)
+    return replace(
+        _DEFAULTS,
+        split=_split(given),
+        rope=_rope(given),
+        rotated=os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") in ("", "0"),  # libllama reads it, too
+        **options,
     )
 
 
-def _type(name: str, given: int | str | None) -> str:
-    if given is None:
-        return "f16"
-    if isinstance(given, str):
-        return given
-    try:
-        return TensorType(given).name.lower()
-    except ValueError:
-        raise LibraryError(f"{name}: {given} is no number of a ggml type") from None
-
-
-def _rope(
-    *,
-    rope_scaling_type: int | None,
-    rope_freq_base: float,
-    rope_freq_scale: float,
-    yarn_ext_factor: float,
-    yarn_attn_factor: float,
-    yarn_beta_fast: float,
-    yarn_beta_slow: float,
-    yarn_orig_ctx: int,
-) -> RopeOptions:
-    return RopeOptions(
-        scaling=None if rope_scaling_type is None else _ROPE_TYPES.get(rope_scaling_type),
-        freq_base=rope_freq_base,
-        freq_scale=rope_freq_scale,
-        n_ctx_orig=yarn_orig_ctx,
-        ext_factor=yarn_ext_factor,
-        # The usual says nothing.
-        attn_factor=-1.0 if yarn_attn_factor == 1.0 else yarn_attn_factor,
-        beta_fast=-1.0 if yarn_beta_fast == 32.0 else yarn_beta_fast,
-        beta_slow=-1.0 if yarn_beta_slow == 1.0 else yarn_beta_slow,
+def _split(given: LlamaArguments) -> SplitOptions | None:
+    workers, shares, n_layers = given.get("rpc_servers"), given.get("tensor_split"), given.get("n_gpu_layers")
+    if not workers:
+        return None
+    if problem := share_problem(shares or ()):
+        raise LibraryError(f"tensor_split: {problem}")
+    return SplitOptions(
+        rpc=tuple(str(Endpoint.parse(text.strip())) for text in workers.split(",") if text.strip()),
+        tensor_split=None if shares is None else tuple(shares),
+        n_gpu_layers=ALL_LAYERS if n_layers is not None and n_layers < 0 else n_layers,
     )
+
+
+def _rope(given: LlamaArguments) -> RopeOptions:
+    values: Mapping[str, Any] = given
+    fields = {field: values[name] for field, name in _ROPE_ARGUMENTS.items() if name in values}
+    for field, usual in (("attn_factor", 1.0), ("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if fields.get(field) == usual:  # llama-cpp-python's default, which leaves the choice to the file
+            del fields[field]
+    kind = given.get("rope_scaling_type")
+    return RopeOptions(scaling=None if kind is None else _ROPE_TYPES.get(kind), **fields)
+
+
+def _cache_type(name: str) -> Callable[[int | str], str]:
+    def convert(given: int | str) -> str:
+        if isinstance(given, str):
+            return given
+        try:
+            return TensorType(given).name.lower()
+        except ValueError:
+            raise LibraryError(f"{name}: {given} is no number of a ggml type") from None
+
+    return convert
+
+
+def _numa(given: bool | int | str) -> str | None:
+    return given if isinstance(given, str) else "distribute" if given else None
+
+
+def _pooling(number: int) -> str | None:
+    return None if number < 0 else Pooling(number).name.lower()
+
+
+def _template(chat_format: str) -> str:
+    return _CHAT_FORMATS.get(chat_format, chat_format)
+
+
+_OPTION_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "n_ctx": ("n_ctx", int),
+    "n_batch": ("n_batch", int),
+    "n_ubatch": ("n_ubatch", int),
+    "n_slots": ("n_slots", int),
+    "n_threads": ("n_threads", int),
+    "n_threads_batch": ("n_threads_batch", int),
+    "mmap": ("use_mmap", bool),
+    "mlock": ("use_mlock", bool),
+    "numa": ("numa", _numa),
+    "metadata": ("kv_overrides", lambda overrides: tuple(overrides.items())),
+    "type_k": ("type_k", _cache_type("type_k")),
+    "type_v": ("type_v", _cache_type("type_v")),
+    "pooling": ("pooling_type", _pooling),
+    "embeddings": ("embedding", bool),
+    "chat_template": ("chat_format", _template),
+}
+"""Options of the engine: the argument of each, and its conversion."""
+
+_ROPE_ARGUMENTS = {
+    "freq_base": "rope_freq_base",
+    "freq_scale": "rope_freq_scale",
+    "n_ctx_orig": "yarn_orig_ctx",
+    "ext_factor": "yarn_ext_factor",
+    "attn_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}

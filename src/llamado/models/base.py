@@ -11,7 +11,6 @@ from llamado.ggml.graph import concat, get_rows, scale, tanh
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import ModelFile
-from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import FEATURES, BatchShape, Output
 from llamado.models.control import ControlVector
@@ -20,7 +19,7 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
-from llamado.models.memory import KeysValues, LayerMemory, Memory, check_types
+from llamado.models.memory import KeysValues, LayerMemory, Memory, MemoryOptions, check_types
 from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -172,39 +171,12 @@ class Model(ABC):
         """Return the number of a layer in control vector files."""
         return layer
 
-    def memory(
-        self,
-        n_cells: int,
-        type_k: TensorType = TensorType.F16,
-        type_v: TensorType = TensorType.F16,
-        *,
-        n_sequences: int = 1,
-        max_batch: int = 512,
-        whole: bool = False,
-        n_ctx: int = 0,
-        rotated: bool = True,
-        n_drafted: int = 0,
-    ) -> Memory:
-        """Create a memory of `n_cells` tokens, not yet placed on devices, for sequences of up to `n_ctx` (0: all).
-
-        See Memory. Raises UnsupportedModel.
-        """
+    def memory(self, options: MemoryOptions) -> Memory:
+        """Create a memory that is not yet placed on devices. Raises UnsupportedModel."""
         hp = self.hparams
-        check_types(hp.head_dim_k, (type_k,))
-        check_types(hp.head_dim_v, (type_v,))
-        memory = Memory(
-            [self.layer_memory(layer) for layer in range(hp.n_layer)],
-            n_cells,
-            n_sequences=n_sequences,
-            max_batch=max_batch,
-            type_k=type_k,
-            type_v=type_v,
-            causal=hp.causal,
-            whole=whole,
-            n_ctx=n_ctx,
-            rotated=rotated,
-            n_drafted=n_drafted,
-        )
+        check_types(hp.head_dim_k, (options.type_k,))
+        check_types(hp.head_dim_v, (options.type_v,))
+        memory = Memory([self.layer_memory(layer) for layer in range(hp.n_layer)], options, causal=hp.causal)
         memory.n_before = self.n_before
         return memory
 

@@ -1,20 +1,43 @@
-"""Decoders: a stack of layers, each an attention and a feed-forward block around one residual stream."""
+"""Decoders: a stack of layers, each an attention and a feed-forward block around one residual stream.
+
+A dense architecture is a table of differences from Llama: the class attributes of `Decoder`. Hooks (`_read_hparams`,
+`_take_mixer`, `_take_feed_forward` …) are for what the table does not cover.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from llamado.ggml.graph import add, scale
-from llamado.ggml.ops import RopeMode
+from llamado.ggml.ops import RopeMode, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.forward import LongRopeFactors, Pass
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters, Rope, RouterKind, mrope_text_mode, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Mixer, OutputGate, QkNorm
+from llamado.models.parts.experts import take_experts
+from llamado.models.parts.feedforward import SWIGLU, FeedForward, FeedForwardKind
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
+
+
+class NormNames(NamedTuple):
+    """Tensor names of a layer's norms: of the input of each block, and of its output; None if there is no such norm."""
+
+    attn: str | None = "attn_norm"
+    ffn: str | None = "ffn_norm"
+    attn_post: str | None = None
+    ffn_post: str | None = None
+
+
+PRE_NORMS = NormNames()
+ONE_NORM = NormNames(ffn=None)
+POST_NORMS = NormNames(None, None, "post_attention_norm", "post_ffw_norm")
+PRE_AND_POST_NORMS = NormNames("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+POST_ATTENTION_NORM_BEFORE_FFN = NormNames(ffn="post_attention_norm")
+"""The file's "post attention norm" is the norm before the feed-forward network."""
 
 
 class Layer(NamedTuple):
@@ -38,13 +61,33 @@ def take_factors(weights: Weights, n: int) -> Tensor | LongRopeFactors | None:
 class Decoder(Model):
     """Sequential residual blocks: x + attention(norm(x)), then x + ffn(norm(x)).
 
-    The defaults are Llama's (arXiv 2302.13971); `rope_mode` gives the pairs of elements that rotate together.
+    The defaults of the table are Llama's (arXiv 2302.13971):
+
+    - `rope_mode`: pairs of elements that rotate together. `mrope`: files may have multi-dimensional positions.
+      `rotates`: False if there is no rotary embedding.
+    - `norm_eps`: key of the norms' epsilon; `norms`: the norms of a layer, of the kind of `_take_norm`.
+    - `qk_norm`: norms of queries and keys; `output_gate`: activation of a gate of the attention output.
+    - `scale_queries`: the queries are scaled instead of the query-key products.
+    - `feed_forward`: kind of the feed-forward networks and experts; `router`: of the experts, None if there are none.
+    - `recurrent`: layers may have no KV heads, no heads at all, or no feed-forward network.
     """
 
     rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
+    mrope: ClassVar[bool] = False
+    rotates: bool = True
+    norm_eps: str = "attention.layer_norm_rms_epsilon"
+    norms: ClassVar[NormNames] = PRE_NORMS
+    qk_norm: ClassVar[QkNorm] = QkNorm.NONE
+    output_gate: ClassVar[UnaryOp | None] = None
+    scale_queries: ClassVar[bool] = False
+    feed_forward: ClassVar[FeedForwardKind] = SWIGLU
+    router: ClassVar[RouterKind | None] = None
+    recurrent: ClassVar[bool] = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode)
+        rope_mode = mrope_text_mode(keys, self.rope_mode) if self.mrope else self.rope_mode
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=rope_mode, norm_eps=self.norm_eps, recurrent=self.recurrent)
+        return hp if self.router is None else replace(hp, experts=self.router.read(keys, hp.n_ff[0]))
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
@@ -52,28 +95,62 @@ class Decoder(Model):
         self._layers = [self._take_layer(weights.layer(i, block=hp.first_block + i), i) for i in range(hp.n_layer)]
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        """Take a layer's weights, with norms of the output norm's kind before each block. Raises InvalidModel."""
-        n_embd = self.hparams.n_embd
+        """Take a layer's weights. Raises InvalidModel."""
+        names = self._norm_names(w, layer)
+
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else self._take_norm(w, name, self.hparams.n_embd)
+
         return Layer(
-            attn_norm=self._take_norm(w, "attn_norm", n_embd),
-            attention=self._take_attention(w, layer),
-            ffn_norm=self._take_norm(w, "ffn_norm", n_embd),
+            attn_norm=norm(names.attn),
+            attention=self._take_mixer(w, layer),
+            attn_post_norm=norm(names.attn_post),
+            ffn_norm=norm(names.ffn),
             feed_forward=self._take_feed_forward(w, layer),
+            ffn_post_norm=norm(names.ffn_post),
         )
+
+    def _norm_names(self, w: RoleWeights, layer: int) -> NormNames:
+        """Return the names of a layer's norms."""
+        return self.norms
+
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        """Take a layer's token mixer, attention by default. Raises InvalidModel."""
+        return self._take_attention(w, layer)
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        """Take a layer's attention with the common options. Raises InvalidModel."""
-        hp = self.hparams
+        """Take a layer's attention with the options of the table. Raises InvalidModel."""
+        hp, matrices = self.hparams, AttentionMatrices.take(w, self.hparams, layer)
+        q_norm, k_norm = self._take_qk_norms(w, matrices.heads)
+        gate = self.output_gate
         return Attention(
-            matrices=AttentionMatrices.take(w, hp, layer),
+            matrices=matrices,
             scale=hp.attention_scale,
-            rope=hp.rope_of(layer),
+            scale_queries=self.scale_queries,
+            rope=self._layer_rope(layer),
             factors=self._freq_factors,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_rows=self.qk_norm is QkNorm.ROWS,
+            norm_after_rope=self.qk_norm is QkNorm.HEADS_AFTER_ROPE,
+            clamp=hp.clamp_kqv,
+            softcap=hp.attention_softcap,
+            max_bias=hp.max_alibi_bias,
+            gate=None if gate is None else OutputGate.take(w, hp.n_embd, matrices.heads, gate),
         )
 
+    def _take_qk_norms(self, w: RoleWeights, heads: Heads) -> tuple[Norm | None, Norm | None]:
+        """Take the norms of queries and keys. Raises InvalidModel."""
+        return self.qk_norm.take(w, heads)
+
+    def _layer_rope(self, layer: int) -> Rope | None:
+        """Return the rotary embedding of a layer; None if it has none."""
+        return self.hparams.rope_of(layer) if self.rotates else None
+
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        """Take a layer's feed-forward network, SwiGLU by default. Raises InvalidModel."""
-        return GatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        """Take a layer's feed-forward network or mixture of experts. Raises InvalidModel."""
+        hp, kind = self.hparams, self.feed_forward
+        return take_experts(w, hp, layer, kind) if hp.experts else kind.take(w, hp.n_embd, hp.n_ff[layer])
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer
@@ -98,13 +175,13 @@ class Decoder(Model):
 
 
 class LayerNormDecoder(Decoder):
-    """Decoder with layer norms, biased if the file has biases."""
+    """Decoder with layer norms, `norm_bias`: with biases, without, or (None) as the file has them."""
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, norm_eps="attention.layer_norm_epsilon")
+    norm_eps = "attention.layer_norm_epsilon"
+    norm_bias: ClassVar[bool | None] = True
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        return LayerNorm.take(w, name, n, biased=w.has(f"{name}.bias"))
+        return LayerNorm.take(w, name, n, biased=w.has(f"{name}.bias") if self.norm_bias is None else self.norm_bias)
 
 
 class ParallelDecoder(Decoder):

@@ -6,8 +6,7 @@ decoder's, in which each text has its own cells, so many texts can share a batch
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from llamado.ggml.graph import add, get_rows, tanh, view_1d
 from llamado.ggml.ops import RopeMode
@@ -18,8 +17,8 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Mixer
-from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
+from llamado.models.parts.feedforward import GELU, FeedForward, FeedForwardKind
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -82,9 +81,12 @@ class PostNormLayer(NamedTuple):
 class PostNormEncoder(Encoder):
     """Post-norm encoder as in the original transformer (arXiv 1706.03762), with a norm of the embeddings.
 
-    Token-type embeddings and learned positions are added if the file has them.
+    Token-type embeddings and learned positions are added if the file has them. `rotates`: attention has rotary
+    positions; `feed_forward`: kind of the networks.
     """
 
+    rotates: ClassVar[bool] = False
+    feed_forward: ClassVar[FeedForwardKind] = GELU
     _positions: Tensor | None = None
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -101,9 +103,25 @@ class PostNormEncoder(Encoder):
         self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
-    @abstractmethod
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         """Take a layer's weights. Raises InvalidModel."""
+        n_embd = self.hparams.n_embd
+        return PostNormLayer(
+            attention=self._take_attention(w, layer),
+            attn_norm=LayerNorm.take(w, "attn_output_norm", n_embd),
+            feed_forward=self._take_feed_forward(w, layer),
+            out_norm=LayerNorm.take(w, "layer_output_norm", n_embd),
+        )
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        """Take a layer's attention. Raises InvalidModel."""
+        hp = self.hparams
+        matrices = AttentionMatrices.take(w, hp, layer)
+        return Attention(matrices=matrices, scale=hp.attention_scale, rope=hp.rope if self.rotates else None)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        """Take a layer's feed-forward network. Raises InvalidModel."""
+        return self.feed_forward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
     def _embed(self, step: Pass) -> Tensor:
         x = super()._embed(step)

@@ -98,6 +98,7 @@ class HyperParameters:
     - `experts`: sizes of the mixture of experts, if the feed-forward networks are one.
     - `embedding_scale`, `residual_scale`, `logit_scale`: factors of embeddings, block outputs and logits.
     - `attention_softcap`, `final_logit_softcap`: x becomes cap · tanh(x / cap).
+    - `clamp_kqv`: maximum magnitude of queries, keys and values; 0: none. `max_alibi_bias`: slope of ALiBi; 0: none.
     - `causal`: False if a token sees the whole text.
     - `pooling`: the file's pooling type, if any.
     - `n_nextn`: number of multi-token prediction blocks after the layers; see heads/.
@@ -127,6 +128,8 @@ class HyperParameters:
     logit_scale: float = 1.0
     attention_softcap: float = 0.0
     final_logit_softcap: float = 0.0
+    clamp_kqv: float = 0.0
+    max_alibi_bias: float = 0.0
     causal: bool = True
     pooling: Pooling | None = None
     experts: Experts | None = None
@@ -281,6 +284,26 @@ def read_swa_layers(keys: Keys, n_layer: int, period: int, *, dense_first: bool 
     return tuple(period == 0 or i % period != (0 if dense_first else period - 1) for i in range(n_layer))
 
 
+def with_window(
+    keys: Keys,
+    hp: HyperParameters,
+    period: int,
+    *,
+    rope: Rope | None = None,
+    optional: bool = False,
+    dense_first: bool = False,
+) -> HyperParameters:
+    """Return `hp` with the file's sliding window in the layers of `read_swa_layers`, rotated by `rope`.
+
+    With `optional`, the file may have no window. Raises GgufError or InvalidModel.
+    """
+    n_swa = keys.int_("attention.sliding_window", 0 if optional else None)
+    if optional and not n_swa:
+        return hp
+    layers = read_swa_layers(keys, hp.n_layer, period, dense_first=dense_first)
+    return replace(hp, n_swa=n_swa, swa_layers=layers, rope_swa=rope)
+
+
 def mrope_text_mode(keys: Keys, mode: RopeMode) -> RopeMode:
     """Return the rope mode for text in models with multi-dimensional positions (M-RoPE, arXiv 2409.12191), else `mode`.
 
@@ -326,6 +349,31 @@ def read_pooling(keys: Keys) -> Pooling | None:
             f"metadata key '{keys.name('pooling_type')}' is {value}; supported are "
             + ", ".join(f"{p.value} ({p.name.lower()})" for p in Pooling)
         ) from None
+
+
+class RouterKind(NamedTuple):
+    """Mixture of experts of an architecture: the router's gating, and whether its weights are divided by their sum.
+
+    With `from_file`, these are defaults for the file's values. With `split_width`, the default width of an expert is
+    the layer's width divided by the number of experts used. With `optional`, files may have no experts.
+    """
+
+    gating: Gating = Gating.SOFTMAX
+    normalized: bool = False
+    from_file: bool = False
+    split_width: bool = False
+    optional: bool = False
+
+    def read(self, keys: Keys, n_ff: int) -> Experts | None:
+        """Read the sizes of the experts, in layers of width `n_ff`.
+
+        Raises GgufError, InvalidModel or UnsupportedModel.
+        """
+        if self.optional and not keys.has_experts():
+            return None
+        if self.split_width:
+            n_ff //= max(keys.int_("expert_used_count"), 1)
+        return read_experts(keys, n_ff, gating=self.gating, normalized=self.normalized, from_file=self.from_file)
 
 
 def read_experts(

@@ -11,6 +11,7 @@ from llamado.models.adapter import Adapter
 from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
 from llamado.models.errors import InvalidAdapter
+from llamado.models.memory import MemoryOptions
 
 _CELLS = 256
 
@@ -59,7 +60,7 @@ def _check_used(model: Model) -> None:
     """Raise InvalidAdapter if a forward pass would ignore a pair, because the results would be wrong."""
     output = Output.LOGITS if model.generates else Output.SCORES
     shape = BatchShape(1, 1, _CELLS, output, (1.0,) * len(model.adapters))
-    graph = model.build(shape, model.memory(_CELLS))
+    graph = model.build(shape, model.memory(MemoryOptions(n_cells=_CELLS)))
     used = {source for node in graph.nodes for source in node.src}
     for adapter in model.adapters:
         for weight, pair in adapter.pairs.items():

@@ -118,8 +118,9 @@ def read_imatrix(path: Path) -> Imatrix:
 
 def _read_gguf(path: Path) -> Imatrix:
     with GGUFFile.open(path) as file:
-        if not all(key in file.metadata for key in (DATASETS, CHUNK_COUNT, CHUNK_SIZE)):
-            raise QuantizeError(f"{path}: a GGUF file, but not an importance matrix ({DATASETS} is missing)")
+        missing = [key for key in (DATASETS, CHUNK_COUNT, CHUNK_SIZE) if key not in file.metadata]
+        if missing:
+            raise QuantizeError(f"{path}: a GGUF file, but not an importance matrix ({missing[0]} is missing)")
         entries: dict[str, ColumnSums] = {}
         for key in sorted(file.tensors):
             if not key.endswith(SUM2):

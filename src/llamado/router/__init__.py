@@ -1,1 +1,1 @@
-"""Many processes as one: which machine does what."""
+"""Router: one server process that starts, swaps and proxies the model servers of one machine."""

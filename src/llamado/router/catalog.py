@@ -1,8 +1,8 @@
-"""Which models there are, what they are called, and how the process of each is started.
+"""The router's model catalog: names, aliases, options, and the command that starts each model.
 
 Sources: `-m A -m B`, a folder (`--models-dir`), presets (`--models-preset`), the user's caches, and llama-swap's
 `config.yaml`. Names, folder layout and precedence are llama-server's (b11434, `tools/server/README.md`, "Using multiple
-models"): the command line wins over a model's section, that over `[*]`; a folder's model wins over a cached one.
+models"): the command line overrides a model's section, the section overrides `[*]`, a folder overrides the caches.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ log = logging.getLogger("llamado.router")
 
 
 class CatalogError(LlamadoError):
-    """Models that cannot be listed: a folder that is none, two models of one name."""
+    """The models cannot be listed: a folder is missing, or two models share a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How a model's process is started, known to be ready, and ended."""
+    """Command, readiness check and shutdown of a model's process."""
 
     args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     url: str = ""
-    """Where it will answer; empty: one of ours, told to listen on a Unix socket of the router's."""
+    """Address of a foreign server; "" for llamado, which listens on a Unix socket of the router."""
     check: str = "/health"
-    """Path that answers 200 when it is ready; empty: an open port is enough."""
+    """Path that returns 200 once the server is ready; "" if an open port is enough."""
     ready_timeout: float = 3600.0
-    """Seconds it may take to get ready."""
+    """Seconds until the process must be ready."""
     stop_timeout: float = presets.DEFAULT_STOP_TIMEOUT
-    """Seconds between asking it to end and ending it."""
+    """Seconds between SIGTERM (or `stop`) and SIGKILL."""
     stop: tuple[str, ...] = ()
-    """Command that ends it, instead of SIGTERM; `${PID}` stands for its process id."""
+    """Command to run instead of sending SIGTERM; `${PID}` is replaced by the process id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Models that may or may not run side by side (llama-swap's groups)."""
+    """A llama-swap group: rules for models running side by side."""
 
     name: str
     swap: bool = True
-    """Only one of the group runs at a time."""
+    """True if only one model of the group may run at a time."""
     exclusive: bool = True
-    """While one of the group starts, other groups' models end."""
+    """True if starting a model of this group stops the models of other groups."""
     persistent: bool = False
-    """Other groups never end this one's models."""
+    """True if other groups never stop this group's models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
-    """What is changed in request bodies; without any of it they are passed on byte for byte."""
+    """Changes to request bodies. Without any, bodies are forwarded unchanged, byte for byte."""
 
     model: str = ""
     strip: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Rewrite:
         return bool(self.model or self.strip or self.set or self.set_by_name)
 
     def apply(self, body: dict[str, Any], asked: str) -> None:
-        """Change a request's body that asked for the model by the name `asked`."""
+        """Change the body of a request that named the model `asked`."""
         for key in self.strip:
             body.pop(key, None)
         for values in (self.set, self.set_by_name.get(asked, {})):
@@ -89,7 +89,7 @@ class Rewrite:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedModel:
-    """One model of the router."""
+    """A model of the router."""
 
     name: str
     source: str
@@ -99,27 +99,27 @@ class RoutedModel:
     tags: tuple[str, ...] = ()
     path: str = ""
     preset: str = ""
-    """Its options as a section of a preset file."""
+    """The options as a section of a preset file."""
     load_on_startup: bool = False
     hidden: bool = False
-    """Not listed, but answered when asked for."""
+    """True if the model is served but not listed."""
     ttl: float = 0.0
-    """Seconds without a request after which it is unloaded; 0: never."""
+    """Idle seconds until the model is unloaded; 0: never."""
     sleeps: bool = False
-    """Whether its process may unload the model by itself and load it again."""
+    """True if the model's server unloads and reloads the model by itself."""
     group: Group | None = None
     limit: int = 0
-    """Most requests at a time; 0: no limit."""
+    """Most concurrent requests; 0: no limit."""
     rewrite: Rewrite = field(default_factory=Rewrite)
     title: str = ""
     description: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     alias_titles: Mapping[str, str] = field(default_factory=dict)
-    """Aliases that are listed as models of their own, with their titles."""
+    """Titles of the aliases that are listed as separate models."""
 
 
 class Catalog:
-    """The models by name and alias. Raises CatalogError where a name means two."""
+    """Models by name and alias. Raises CatalogError for ambiguous names."""
 
     def __init__(self, models: Iterable[RoutedModel]) -> None:
         self.models: dict[str, RoutedModel] = {}
@@ -135,14 +135,14 @@ class Catalog:
                     raise CatalogError(f"the alias {alias!r} of {model.name!r} means {self._names[alias]!r} already")
 
     def find(self, name: str) -> RoutedModel | None:
-        """The model of a name or an alias."""
+        """Return the model with this name or alias."""
         found = self._names.get(name)
         return None if found is None else self.models[found]
 
 
 @dataclass(kw_only=True)
 class _Entry:
-    """A model while its options are gathered."""
+    """A model while its options are being merged."""
 
     name: str
     source: str
@@ -152,14 +152,14 @@ class _Entry:
 
 
 def load(flags: Parsed, others: Iterable[RoutedModel] = ()) -> Catalog:
-    """The models that the flags name, and others. Raises FlagError, CatalogError, PresetError."""
+    """Return the models selected by the flags, together with `others`. Raises FlagError, CatalogError, PresetError."""
     models = [*others, *(_finish(entry) for entry in _entries(flags))]
     return Catalog(sorted(models, key=lambda model: model.name))
 
 
 def _entries(flags: Parsed) -> list[_Entry]:
     named = bool(flags.model)
-    # Whoever names models one by one, or has a config.yaml, means these and not what happens to lie in a cache.
+    # Naming models (or a config.yaml) selects those only, not everything in the caches.
     cached = {} if named or flags.llama_swap else cached_models()
     local = models_in(flags.models_dir) if flags.models_dir else {}
     sections = presets.read_presets(flags.models_preset) if flags.models_preset else {}
@@ -176,8 +176,8 @@ def _entries(flags: Parsed) -> list[_Entry]:
         entry.extra = extra
         if not presets.WHICH & set(entry.options):
             if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name, re.ASCII):
-                told = "%s [%s]: which model? Give model = FILE or hf-repo = REPOSITORY; the section is left out"
-                log.error(told, flags.models_preset, name)
+                message = "%s [%s]: which model? Give model = FILE or hf-repo = REPOSITORY; the section is ignored"
+                log.error(message, flags.models_preset, name)
                 continue
             entry.options["hf_repo"] = (name,)
         entries[name] = entry
@@ -195,10 +195,10 @@ def _entries(flags: Parsed) -> list[_Entry]:
 
 
 def _hide_duplicates(entries: dict[str, _Entry], cached: Mapping[str, Options]) -> None:
-    """`dedup-cache-models`: a cached model that a preset uses is listed once."""
+    """`dedup-cache-models`: hide cached models that a preset uses."""
     used = set()
     for entry in entries.values():
-        if entry.source == "preset" and presets.wants("dedup-cache-models", entry.extra):
+        if entry.source == "preset" and presets.is_enabled("dedup-cache-models", entry.extra):
             for name in entry.options.get("hf_repo", ()):
                 known = presets.canonical(name) if ":" in name else name
                 used |= {
@@ -210,7 +210,7 @@ def _hide_duplicates(entries: dict[str, _Entry], cached: Mapping[str, Options]) 
 
 
 def _command_line(flags: Parsed) -> list[_Entry]:
-    """`-m A -m B --alias name=A`: an alias belongs to the file it names, or to the only one."""
+    """`-m A -m B --alias name=A`: assign each alias to the file it names, or to the only file."""
     specs: list[str] = flags.model or []
     aliases: dict[str, list[str]] = {spec: [] for spec in specs}
     if len(aliases) < len(specs):
@@ -233,7 +233,7 @@ def _command_line(flags: Parsed) -> list[_Entry]:
     for spec in specs:
         stem = _stem(spec) if stems.count(_stem(spec)) == 1 else spec
         name, *others = [*aliases[spec], stem]
-        # The file's own name goes on meaning it; what else is said in a request comes from its alias.
+        # The file name stays valid as an alias.
         others += [n for n in (Path(spec).name, spec) if n not in (name, *others)]
         if stems.count(_stem(spec)) > 1:
             others = [n for n in others if n != Path(spec).name]
@@ -248,7 +248,7 @@ def _stem(spec: str) -> str:
 
 
 def _finish(entry: _Entry) -> RoutedModel:
-    """The model of an entry, with the arguments its process gets."""
+    """Return the entry as a model, including the arguments of its process."""
     options = {key: value for key, value in entry.options.items() if key not in presets.CONTROLLED}
 
     def listed(key: str) -> tuple[str, ...]:
@@ -271,14 +271,14 @@ def _finish(entry: _Entry) -> RoutedModel:
         tags=listed("tags"),
         path=str(Path(path).absolute()) if path.endswith(".gguf") else path,
         preset=presets.ini_text(entry.name, options, entry.extra),
-        load_on_startup=presets.wants("load-on-startup", entry.extra),
+        load_on_startup=presets.is_enabled("load-on-startup", entry.extra),
         hidden=entry.hidden,
         sleeps=sleeps not in ("-1", "") or os.environ.get("LLAMA_ARG_SLEEP_IDLE_SECONDS", "-1") != "-1",
     )
 
 
 def models_in(folder: str) -> dict[str, Path]:
-    """Models of a folder by name. Raises CatalogError."""
+    """Return the models of a folder by name. Raises CatalogError."""
     try:
         return stored.models_in(folder)
     except SourceError as error:
@@ -286,7 +286,7 @@ def models_in(folder: str) -> dict[str, Path]:
 
 
 def cached_models() -> dict[str, Options]:
-    """Models that were fetched before: those with a name, and `user/model:QUANT` of the hub's cache."""
+    """Return the downloaded models: catalog names, and `user/model:QUANT` from the hub's cache."""
     found: dict[str, Options] = {}
     for name, entry in CATALOG.items():
         if entry.is_at(cache_dir() / "models" / entry.file_name):

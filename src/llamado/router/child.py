@@ -1,4 +1,4 @@
-"""One model's process: its start, how it is known to be ready, and its end under all circumstances."""
+"""A model's process: start, readiness check, and shutdown."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from llamado.server.live.log_tail import MODELS
 log = logging.getLogger("llamado.router")
 
 _SIGNALED = 128
-"""Exit codes above it tell of a signal, as a shell shows them."""
-_CHECK_TIMEOUT = 5.0  # seconds a health check may take
-IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and SIGKILL
-PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
+"""Exit codes above this stand for signals, as in a shell."""
+_CHECK_TIMEOUT = 5.0  # seconds per health check
+IDLE_STOP = 2.0  # seconds between SIGTERM and SIGKILL for an idle llamado process
+PORT_WAIT = 5.0  # seconds for an earlier process to release its port
 
 CRASHES = frozenset(
     128 + getattr(signal, name)
     for name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP")
     if hasattr(signal, name)
 )
-"""Exit codes, as a shell shows them, of processes that a fault of their own ended."""
+"""Exit codes (in shell form) of processes that crashed."""
 
 Progress = Callable[[float, str], None]
 
 
-class LoadFailed(LlamadoError):
-    """A model's process did not get ready; `exit_code` is None when it was ended for that."""
+class LoadError(LlamadoError):
+    """A model's process did not become ready. `exit_code` is None if the router killed it."""
 
     def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class LoadFailed(LlamadoError):
 
 
 class Child:
-    """A model's process from its start to its end; `ended` is called once, with the exit code."""
+    """A model's process. `ended` is called once, after the process has exited."""
 
     def __init__(
         self, model: RoutedModel, folder: Path, number: int, guard: Watchdog, ended: Callable[[Child], None]
@@ -64,35 +64,35 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also its group's."""
+        """Process id; also the process group's id."""
         return 0 if self._process is None else self._process.pid
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to end."""
+        """True if the process has been told to stop."""
         return self._stopping
 
     def start(self) -> None:
-        """Start the process. Raises LoadFailed."""
+        """Start the process. Raises LoadError."""
         try:
             self._process = GuardedProcess(
-                self.args, self.model.launch.env, self._guard, said=self._said, ended=self._gone
+                self.args, self.model.launch.env, self._guard, said=self._on_output, ended=self._on_exit
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise LoadFailed(f"cannot start {self.args[0]}: {reason}", 127) from None
+            raise LoadError(f"cannot start {self.args[0]}: {reason}", 127) from None
 
-    def _said(self, line: str) -> None:
+    def _on_output(self, line: str) -> None:
         name = self.model.name
         logging.getLogger(MODELS).info("[%s] %s", name, line, extra={"model": name})
 
-    def _gone(self, code: int) -> None:
+    def _on_exit(self, code: int) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._over, code)
+            self._loop.call_soon_threadsafe(self._finish, code)
         except RuntimeError:
             pass  # the loop is closed
 
-    def _over(self, code: int) -> None:
+    def _finish(self, code: int) -> None:
         self.pool.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
@@ -102,15 +102,15 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code as a shell shows it (128 + the signal's number); None while it runs."""
+        """Exit code in shell form (128 + signal number); None while the process runs."""
         return self.exit.result() if self.exit.done() else None
 
     def last_words(self) -> str:
-        """The last line it printed that reads like a reason; "" if none does."""
+        """Return the last output line that looks like a reason; "" if there is none."""
         return "" if self._process is None else self._process.last_words()
 
     async def ready(self, progress: Progress) -> None:
-        """Wait until it answers its health check with 200. Raises LoadFailed."""
+        """Wait until the health check returns 200. Raises LoadError."""
         launch = self.model.launch
         began = self._loop.time()
         try:
@@ -121,14 +121,14 @@ class Child:
                     waited = self._loop.time() - began
                     await asyncio.wait([self.exit], timeout=0.02 if waited < 3 else 0.1 if waited < 30 else 0.5)
         except TimeoutError:
-            raise LoadFailed(
+            raise LoadError(
                 f"{' '.join(self.args[:3])} … did not answer {self.pool.address}{launch.check} with 200 within "
                 f"{launch.ready_timeout:g} s"
             ) from None
-        raise LoadFailed(self.end(), self.exit_code)
+        raise LoadError(self.describe_exit(), self.exit_code)
 
-    def end(self) -> str:
-        """Return how the process ended, and its reason if it gave one."""
+    def describe_exit(self) -> str:
+        """Return the exit status as text, with a reason if the process printed one."""
         code = self.exit_code or 0
         if code > _SIGNALED:
             try:
@@ -150,14 +150,14 @@ class Child:
             return False
         if status != 200:
             try:
-                told = orjson.loads(body)
-                progress(float(told["progress"]), str(told["stage"]))
+                health = orjson.loads(body)
+                progress(float(health["progress"]), str(health["stage"]))
             except (ValueError, TypeError, KeyError):
                 pass
         return status == 200
 
     async def port_is_free(self) -> bool:
-        """Whether nobody else listens where it will; an earlier process gets a moment to go."""
+        """Return True if no other process listens on the address. Waits up to PORT_WAIT for an earlier one to exit."""
         if self._socket is not None:
             return True
         end = self._loop.time() + PORT_WAIT
@@ -171,14 +171,15 @@ class Child:
             await asyncio.sleep(0.1)
 
     async def stop(self, *, at_once: bool = False, idle: bool = False) -> None:
-        """End it: its stop command or SIGTERM, and SIGKILL after the stop timeout; returns when it is gone.
+        """Stop the process with its stop command or SIGTERM, then SIGKILL; return after it has exited.
 
-        `idle`: nobody uses it. One of ours has nothing to lose then, and somebody may wait for its place.
+        `idle`: the model has no requests. An idle llamado process loses nothing and is killed sooner, since another
+        model may be waiting for the memory.
         """
         launch = self.model.launch
         patience = min(launch.stop_timeout, IDLE_STOP) if idle and self._socket is not None else launch.stop_timeout
         if self._process is None or self.exit.done():
-            self._stopping = True  # one that is about to start does not
+            self._stopping = True  # cancels a pending start
             return
         if not self._stopping:
             self._stopping = True
@@ -190,11 +191,11 @@ class Child:
                 await asyncio.wait([self.exit], timeout=patience)
             if not self.exit.done():
                 if not at_once:
-                    log.warning("model %s did not end within %g s: killed", self.model.name, patience)
+                    log.warning("model %s: did not exit within %g s, killed", self.model.name, patience)
                 self.signal(signal.SIGKILL)
         elif at_once:
             self.signal(signal.SIGKILL)
-        # A process in uninterruptible sleep cannot be waited for longer than this.
+        # Bounded, because a process in uninterruptible sleep does not exit.
         await asyncio.wait([self.exit], timeout=max(30.0, launch.stop_timeout + 5))
 
     def _run_stop_command(self, command: list[str]) -> None:
@@ -208,17 +209,17 @@ class Child:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            log.warning("model %s: cmdStop %s: %s; SIGTERM instead", self.model.name, command[0], error)
+            log.warning("model %s: cmdStop %s failed (%s), sending SIGTERM", self.model.name, command[0], error)
             self.signal(signal.SIGTERM)
             return
         threading.Thread(target=process.wait, name="llamado-stop", daemon=True).start()
 
     def kill(self) -> None:
-        """End it at once, without waiting."""
+        """Kill the process without waiting."""
         self._stopping = True
         self.signal(signal.SIGKILL)
 
     def signal(self, sig: int) -> None:
-        """Send a signal to the process and all below it."""
+        """Send a signal to the process group."""
         if self._process is not None:
             self._process.signal(sig)

@@ -1,4 +1,4 @@
-"""Models that are being fetched because somebody asked the router to."""
+"""Model downloads started by API requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from llamado.gguf.sources.stored import remove, stored_models
 
 log = logging.getLogger("llamado.router")
 
-_EVERY = 0.1  # seconds between two reports of progress
+_EVERY = 0.1  # seconds between two progress reports
 
 
 Updates: TypeAlias = asyncio.Queue[tuple[int, int] | str]
-"""Progress of a download: bytes done and in all; at the end why it failed, or ""."""
+"""Progress of a download: (bytes done, bytes total); at the end the reason of a failure, or ""."""
 
 
-class _Cancelled(Exception):
-    """Raised inside of a download that nobody wants any more."""
+class _CancelDownload(Exception):
+    """Raised inside a download to cancel it."""
 
 
 class Downloads:
-    """Fetches models in threads; `changed(event, name, data)` hears of them on the event loop."""
+    """Downloads models in threads. `changed(event, name, data)` is called on the event loop."""
 
     def __init__(self, changed: Callable[[str, str, Any], None], finished: Callable[[], None]) -> None:
         self._changed = changed
@@ -36,11 +36,11 @@ class Downloads:
         self._loop = asyncio.get_running_loop()
         self._cancelled: dict[str, threading.Event] = {}
         self.progress: dict[str, dict[str, dict[str, int]]] = {}
-        """Bytes done and in all, by model and file."""
+        """(bytes done, bytes total) by model and file."""
         self._followers: dict[str, set[Updates]] = {}
 
     def start(self, name: str) -> None:
-        """Fetch a model: a name of the catalog or `user/model[:quant]`. Raises SourceError when it is neither."""
+        """Start a download of a catalog name or `user/model[:quant]`. Raises SourceError for any other name."""
         spec = name if name in CATALOG or name in LARGE else None
         repo, quant = ("", None) if spec else split_quant(name)
         cancelled = threading.Event()
@@ -51,7 +51,7 @@ class Downloads:
         def report(done: int, total: int) -> None:
             nonlocal last
             if cancelled.is_set():
-                raise _Cancelled
+                raise _CancelDownload
             now = time.monotonic()
             if now - last >= _EVERY or done == total:
                 last = now
@@ -64,14 +64,14 @@ class Downloads:
             try:
                 source = ModelSource(spec=spec, hf_repo=(f"{repo}:{quant}" if quant else repo) or None)
                 fetch_model(source, EngineOptions(), progress=report, warn=lambda text: log.warning("%s", text))
-            except _Cancelled:
-                self._call(self._over, name, "it was cancelled")
+            except _CancelDownload:
+                self._call(self._finish, name, "it was cancelled")
             except LlamadoError as error:
-                self._call(self._over, name, "it was cancelled" if cancelled.is_set() else str(error))
+                self._call(self._finish, name, "it was cancelled" if cancelled.is_set() else str(error))
             except Exception as error:
-                self._call(self._over, name, f"{type(error).__name__}: {error}")
+                self._call(self._finish, name, f"{type(error).__name__}: {error}")
             else:
-                self._call(self._over, name, "")
+                self._call(self._finish, name, "")
 
         self._changed("model_status", name, {"status": "downloading"})
         threading.Thread(target=work, name="llamado-fetch", daemon=True).start()
@@ -80,7 +80,7 @@ class Downloads:
         try:
             self._loop.call_soon_threadsafe(function, *given)
         except RuntimeError:
-            pass  # the router has ended
+            pass  # the event loop is closed
 
     def _report(self, name: str, done: int, total: int) -> None:
         if name in self.progress:
@@ -89,7 +89,7 @@ class Downloads:
             for queue in self._followers.get(name, ()):
                 queue.put_nowait((done, total))
 
-    def _over(self, name: str, reason: str) -> None:
+    def _finish(self, name: str, reason: str) -> None:
         self.progress.pop(name, None)
         self._cancelled.pop(name, None)
         for queue in self._followers.pop(name, ()):
@@ -103,17 +103,17 @@ class Downloads:
             self._changed("download_finished", name, {})
 
     def join(self, name: str) -> Updates:
-        """Return a queue that gets the bytes done and in all of a model that is being fetched, as they change.
+        """Return a queue that receives (bytes done, bytes total) of a running download.
 
-        The last item says why fetching failed, or is "". Call it right after `start`, before the event loop runs
-        again: a download may fail at once. Call `leave` at the end.
+        The last item is the reason of a failure, or "". Call this right after `start`, before the event loop runs
+        again: a download can fail at once. Call `leave` at the end.
         """
         updates: Updates = asyncio.Queue()
         self._followers.setdefault(name, set()).add(updates)
         return updates
 
     def leave(self, name: str, updates: Updates) -> None:
-        """Stop updating a queue. When the last one leaves, the model is fetched no further."""
+        """Stop updating a queue. Without any queue left, the download is cancelled."""
         followers = self._followers.get(name, set())
         if updates in followers:
             followers.discard(updates)
@@ -122,7 +122,7 @@ class Downloads:
                 self.cancel(name)
 
     def cancel(self, name: str) -> bool:
-        """Stop fetching a model; False when it is not being fetched."""
+        """Cancel a download; return False if there is none."""
         cancelled = self._cancelled.get(name)
         if cancelled is None:
             return False
@@ -130,13 +130,13 @@ class Downloads:
         return True
 
     def close(self) -> None:
-        """Stop all."""
+        """Cancel all downloads."""
         for cancelled in self._cancelled.values():
             cancelled.set()
 
 
 def remove_cached(name: str) -> bool:
-    """Delete a cached model's files; False when there were none."""
+    """Delete the files of a cached model; return False if there were none."""
     for model in stored_models():
         if model.name == name and model.is_removable:
             remove(model)

@@ -1,17 +1,16 @@
-"""Which models' processes run: started on demand, swapped for one another, restarted when they die, ended when idle.
+"""Scheduling of model processes: start on demand, swap, restart after crashes, unload when idle.
 
-Everything here happens on one event loop; nothing is locked. Requests take turns by a queue of models:
+Everything here runs on one event loop, so there are no locks. Waiting models form a queue:
 
-- A request for a loaded model goes to it at once.
-- Others wait. Their models stand in line by who asked first; the first in line gets the next place.
-- A place is one of `models_max`, and as much of `memory` as the model needs. One that needs more than all of it gets
-  all of it.
-- To make room, the least recently used idle models are unloaded. If all are busy, the one that has been loaded for the
-  longest time takes no further requests (they queue behind) and is unloaded once its answers are complete. It may have
-  its place for as long as loading it took before that, so that two models that fight for one place do not spend all
-  their time loading.
+- A request for a loaded model proceeds at once.
+- Other requests wait. Their models queue in order of arrival; the first model gets the next place.
+- A place is one of `models_max` plus the model's share of `memory`. A model that needs more than `memory` is loaded
+  alone.
+- To make room, the least recently used idle models are unloaded. If all are busy, the model that has been loaded the
+  longest is drained: new requests queue, and it is unloaded when the running ones are complete. Before that it may keep
+  its place for as long as it took to load, so that two models competing for a place do not spend all time loading.
 
-So every waiting model gets a place after those ahead of it, whatever the others do.
+Therefore every waiting model gets a place after those ahead of it, regardless of later requests.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import orjson
 from llamado.http.upstream import UpstreamLost, get
 from llamado.processes.guarded import Watchdog
 from llamado.router.catalog import Catalog, Group, RoutedModel
-from llamado.router.child import Child, LoadFailed
+from llamado.router.child import Child, LoadError
 from llamado.server.errors import ApiError
 
 log = logging.getLogger("llamado.router")
@@ -41,49 +40,49 @@ log = logging.getLogger("llamado.router")
 UNLOADED, LOADING, LOADED = "unloaded", "loading", "loaded"
 
 Notify = Callable[[str, str, Any], None]
-"""Told of an event: its name, the model, its data."""
+"""Called with an event's name, its model and its data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetLimits:
-    """How much waits, and for how long."""
+    """Capacity and timing of a fleet."""
 
     models_max: int = 4
     """Models loaded at a time; 0: no limit."""
     memory: int = 0
-    """Bytes that models loaded at a time may need together; 0: no limit."""
+    """Bytes that all loaded models may need together; 0: no limit."""
     waiting: int = 1024
-    """Requests that wait for a model; more are turned away."""
+    """Requests that may wait for models; more are rejected."""
     patience: float = 600.0
-    """Seconds a request waits for a place."""
+    """Seconds a request waits for its model's place."""
     backoff: float = 0.5
-    """Seconds before the second restart in a row; doubles each time."""
+    """Seconds before the second restart in a row; doubles with each further one."""
     backoff_max: float = 30.0
     stable: float = 10.0
-    """Seconds after which a process counts as one that runs well."""
+    """Seconds after which a process counts as stable, and its next crash as its first."""
     quantum: float = 0.25
-    """Least seconds a busy model keeps its place."""
+    """Minimum seconds a busy model keeps its place."""
     quantum_max: float = 10.0
     sleep_check: float = 1.0
-    """Seconds between looks at whether a model that may sleep does."""
+    """Seconds between checks whether a sleeping-capable model is asleep."""
 
 
 @dataclass
 class Instance:
-    """A model of the catalog and what is known of its process."""
+    """A model and the state of its process."""
 
     model: RoutedModel
     need: int | None = None
-    """Bytes of memory it needs, 0 if that cannot be known; None: not looked at yet."""
+    """Bytes of memory the model needs, 0 if unknown; None until it is determined."""
     status: str = UNLOADED
     asleep: bool = False
-    """Loaded, but its process has put the model aside until the next request."""
+    """True if the process runs but has unloaded the model until the next request."""
     wanted: bool = False
-    """To be loaded though nobody waits for it."""
+    """True if the model is to be loaded without a waiting request."""
     child: Child | None = None
     stopping: bool = False
-    leaving: bool = False
-    """Takes no further requests; ends when its last answer is complete."""
+    draining: bool = False
+    """True if the model is draining: it gets no new requests and stops after the running ones."""
     in_flight: int = 0
     waiters: deque[asyncio.Future[Lease]] = field(default_factory=deque)
     last_used: float = 0.0
@@ -91,46 +90,46 @@ class Instance:
     loaded_at: float = 0.0
     load_seconds: float = 0.0
     failed: bool = False
-    """It could not be loaded."""
+    """True if the last load failed."""
     exit_code: int = 0
-    """Of its last end that nobody asked for."""
+    """Exit code of the last unexpected exit."""
     crashes: int = 0
-    """Ends that nobody asked for, in a row."""
+    """Unexpected exits in a row."""
     restarts: int = 0
     retry_at: float = 0.0
     reason: str = ""
     info: dict[str, Any] = field(default_factory=dict)
-    """What its process says of itself in /v1/models."""
+    """The process's own entry in /v1/models."""
     progress: dict[str, Any] | None = None
     keep_alive: float | None = None
-    """Seconds without a request after which a client wants it unloaded, negative for never; None: `model.ttl` holds."""
+    """Idle seconds until unloading as set by a client, negative for never; None: `model.ttl` applies."""
     removed: bool = False
-    """No longer in the catalog; forgotten when its process has ended."""
+    """True if the model is no longer in the catalog. It is forgotten after its process has exited."""
 
     @property
     def running(self) -> bool:
-        """Whether it takes up a place."""
+        """True if the model occupies a place."""
         return self.child is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nobody uses it."""
+        """True if no request uses or awaits the model."""
         return self.in_flight == 0 and not self.waiters
 
     @property
-    def over(self) -> float:
-        """When it is unloaded if nobody asks for it, by the monotonic clock; infinite for never."""
+    def expires_at(self) -> float:
+        """Monotonic time at which the model is unloaded if it stays idle; infinite for never."""
         ttl = self.model.ttl or -1.0 if self.keep_alive is None else self.keep_alive
         return max(self.last_used, self.loaded_at) + ttl if ttl >= 0 else math.inf
 
     @property
     def shown_status(self) -> str:
-        """The status as the API names it."""
+        """The status as reported by the API."""
         return "sleeping" if self.asleep and self.status == LOADED else self.status
 
 
 class Lease:
-    """A request's right to use a model's process; release it."""
+    """A request's hold on a model's process."""
 
     __slots__ = ("_count", "_fleet", "_open", "child", "instance")
 
@@ -143,14 +142,14 @@ class Lease:
         instance.in_flight += 1
 
     def release(self) -> None:
-        """Give it back; harmless when done twice."""
+        """End the hold. Idempotent."""
         if self._open:
             self._open = False
-            self._fleet.released(self.instance, self._count)
+            self._fleet.end_use(self.instance, self._count)
 
 
 class Fleet:
-    """The models' processes."""
+    """All model processes of a router."""
 
     def __init__(
         self,
@@ -159,10 +158,10 @@ class Fleet:
         notify: Notify | None = None,
         need_of: Callable[[RoutedModel], int] = lambda model: 0,
     ) -> None:
-        """`need_of`: bytes of memory that a model needs, 0 if unknown; called in a thread."""
+        """`need_of`: returns the bytes of memory a model needs, 0 if unknown; called in a thread."""
         self.limits = limits
         self._need_of = need_of
-        self._looking: set[str] = set()
+        self._measuring: set[str] = set()
         self.catalog = catalog
         self.instances: dict[str, Instance] = {name: Instance(model) for name, model in catalog.models.items()}
         self.swaps = 0
@@ -181,27 +180,28 @@ class Fleet:
     # Requests
 
     def find(self, name: str) -> Instance | None:
-        """The instance of a model's name or alias."""
+        """Return the instance with this model name or alias."""
         model = self.catalog.find(name)
         return None if model is None else self.instances.get(model.name)
 
     async def acquire(self, instance: Instance, *, count: bool = True) -> Lease:
-        """Use a model's process once it is loaded. `count`: whether this keeps the model from being unloaded as idle.
+        """Wait until a model is loaded and return a lease on its process. `count`: the request counts as use of the
+        model.
 
-        Raises ApiError: it cannot be loaded, or too many wait.
+        Raises ApiError if the model fails to load or too many requests wait.
         """
         if self._closed:
-            raise _busy("the router is ending")
+            raise _busy("the router is shutting down")
         model = instance.model
         if model.limit and instance.in_flight + len(instance.waiters) >= model.limit:
             message = f"model '{model.name}' works on {model.limit} requests already"
             raise ApiError("unavailable_error", message, status=429, retry_after=1)
         if count:
             instance.last_used = time.monotonic()
-        if instance.status == LOADED and not instance.leaving and not instance.stopping and instance.child is not None:
+        if instance.status == LOADED and not instance.draining and not instance.stopping and instance.child is not None:
             return Lease(self, instance, instance.child, count)
         if instance.failed and instance.retry_at > time.monotonic():
-            # It failed a moment ago. Trying at each request would make a machine do nothing else.
+            # The last load failed a moment ago. Retrying for every request would keep the machine busy.
             wait = math.ceil(instance.retry_at - time.monotonic())
             raise _failed(instance, retry_after=max(1, wait))
         if self._waiting >= self.limits.waiting:
@@ -217,7 +217,7 @@ class Fleet:
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()  # it came while we gave up
+                waiter.result().release()  # granted at the moment the wait was cancelled
             elif waiter in instance.waiters:
                 instance.waiters.remove(waiter)
             if not instance.waiters and not instance.wanted and instance in self._queue:
@@ -229,8 +229,8 @@ class Fleet:
         finally:
             self._waiting -= 1
 
-    def released(self, instance: Instance, count: bool) -> None:
-        """A request is over."""
+    def end_use(self, instance: Instance, count: bool) -> None:
+        """End a request's use of a model."""
         instance.in_flight -= 1
         if count:
             instance.last_used = time.monotonic()
@@ -254,27 +254,27 @@ class Fleet:
         if instance in self._queue:
             self._queue.remove(instance)
 
-    # Who runs
+    # Scheduling
 
     def _schedule(self) -> None:
-        """Start, drain and stop what the queue and the clock ask for."""
+        """Start, drain and stop models according to the queue and the clock."""
         if self._closed:
             return
         now = time.monotonic()
         wake = math.inf
         running = [instance for instance in self.instances.values() if instance.running]
-        drained = [instance for instance in running if instance.leaving and not instance.stopping]
+        drained = [instance for instance in running if instance.draining and not instance.stopping]
         for instance in drained:
-            instance.leaving = False
+            instance.draining = False
         limit = self.limits.models_max or math.inf
         budget = self.limits.memory or math.inf
         ahead: list[Instance] = []
         reserved = reserved_bytes = 0
         for instance in list(self._queue):
             if instance.status == LOADING and not instance.stopping:
-                self._queue.remove(instance)  # its waiters go on when it is ready
+                self._queue.remove(instance)  # its waiters are granted when it is ready
                 continue
-            if instance.status == LOADED and not instance.leaving and not instance.stopping:
+            if instance.status == LOADED and not instance.draining and not instance.stopping:
                 self._queue.remove(instance)
                 self._grant(instance)
                 continue
@@ -282,7 +282,7 @@ class Fleet:
                 wake = min(wake, instance.retry_at)
                 continue
             if instance.need is None:
-                self._look_at_need(instance)
+                self._determine_need(instance)
                 continue
             blocked = any(_conflict(instance, other) or _conflict(other, instance) for other in ahead)
             ahead.append(instance)
@@ -291,7 +291,7 @@ class Fleet:
             in_the_way = [other for other in running if other is not instance and _conflict(instance, other)]
             for other in in_the_way:
                 wake = min(wake, self._drain(other, now))
-            staying = [other for other in running if not other.stopping and not other.leaving]
+            staying = [other for other in running if not other.stopping and not other.draining]
             while staying:
                 crowded = len(staying) + reserved + 1 > limit
                 if not crowded and _fits(instance, _need(staying) + reserved_bytes, budget):
@@ -315,40 +315,40 @@ class Fleet:
                 reserved -= 1
                 reserved_bytes -= instance.need
         for instance in running:
-            if instance.leaving and not instance.stopping and instance.in_flight == 0:
+            if instance.draining and not instance.stopping and instance.in_flight == 0:
                 self._stop(instance)
             elif instance.status == LOADED and instance.idle and not instance.stopping:
-                if instance.over <= now:
-                    seconds = instance.over - max(instance.last_used, instance.loaded_at)
+                if instance.expires_at <= now:
+                    seconds = instance.expires_at - max(instance.last_used, instance.loaded_at)
                     log.info("model %s: %g s without a request: unloaded", instance.model.name, seconds)
                     self._stop(instance)
                 else:
-                    wake = min(wake, instance.over)
+                    wake = min(wake, instance.expires_at)
         self._wake_at(wake, now)
 
-    def _look_at_need(self, instance: Instance) -> None:
-        """Find out how much memory a model needs, and go on then."""
+    def _determine_need(self, instance: Instance) -> None:
+        """Determine a model's memory need, then schedule again."""
         name, model = instance.model.name, instance.model
         if not self.limits.memory:
             instance.need = 0
             self._loop.call_soon(self._schedule)
-        elif name not in self._looking:
-            self._looking.add(name)
-            self._task(self._learn_need(instance, model))
+        elif name not in self._measuring:
+            self._measuring.add(name)
+            self._task(self._measure_need(instance, model))
 
-    async def _learn_need(self, instance: Instance, model: RoutedModel) -> None:
+    async def _measure_need(self, instance: Instance, model: RoutedModel) -> None:
         need = 0
         try:
             need = await asyncio.to_thread(self._need_of, model)
         except Exception:
-            log.exception("model %s: its memory cannot be told", model.name)
+            log.exception("model %s: memory need unknown", model.name)
         finally:
-            self._looking.discard(model.name)
+            self._measuring.discard(model.name)
         if instance.model is model:
             instance.need = need
             if need > self.limits.memory:
-                told = "model %s: needs %d MiB, and all models together may take %d MiB: it is loaded alone"
-                log.warning(told, model.name, need >> 20, self.limits.memory >> 20)
+                message = "model %s: needs %d MiB, more than the %d MiB for all models: it is loaded alone"
+                log.warning(message, model.name, need >> 20, self.limits.memory >> 20)
         self._schedule()
 
     def _wake_at(self, when: float, now: float) -> None:
@@ -363,8 +363,8 @@ class Fleet:
         return instance.loaded_at + seconds
 
     def _drain(self, instance: Instance, now: float, *, forced: bool = False) -> float:
-        """Let a model leave as soon as it may; returns when to look again."""
-        if instance.stopping or instance.leaving or instance.status == LOADING:
+        """Drain a model as soon as its quantum allows; return when to check again."""
+        if instance.stopping or instance.draining or instance.status == LOADING:
             return math.inf
         if instance.idle:
             self._stop(instance)
@@ -372,15 +372,15 @@ class Fleet:
         end = self._quantum_end(instance)
         if not forced and end > now:
             return end
-        instance.leaving = True
+        instance.draining = True
         return math.inf
 
     def _victim(self, running: list[Instance], drained: list[Instance], now: float) -> tuple[Instance | None, float]:
-        """The model that makes room, and if there is none yet, when there may be one."""
+        """Return the model to evict; if there is none yet, also the time when there may be one."""
         able = [
             instance
             for instance in running
-            if instance.status == LOADED and not instance.stopping and not instance.leaving
+            if instance.status == LOADED and not instance.stopping and not instance.draining
         ]
         before = [instance for instance in able if instance in drained]
         if before:
@@ -408,7 +408,7 @@ class Fleet:
         instance.info = {}
         instance.loading_since = time.monotonic()
         instance.child = Child(
-            instance.model, self._folder, self._number, self._watchdog, lambda child: self._ended(instance, child)
+            instance.model, self._folder, self._number, self._watchdog, lambda child: self._on_exit(instance, child)
         )
         self._notify("model_status", instance.model.name, {"status": LOADING})
         self._task(self._load(instance, instance.child))
@@ -417,20 +417,20 @@ class Fleet:
         name = instance.model.name
         try:
             if not await child.port_is_free():
-                raise LoadFailed(f"somebody else listens on {child.pool.address} already")
+                raise LoadError(f"another process listens on {child.pool.address} already")
             if child.stopping or self._closed:
-                raise LoadFailed("it was unloaded")
+                raise LoadError("it was unloaded")
             child.start()
             log.info("model %s: loading, process %d: %s", name, child.pid, " ".join(child.args)[:2000])
             await child.ready(lambda value, stage: self._progress(instance, child, value, stage))
-        except LoadFailed as error:
+        except LoadError as error:
             await child.stop(at_once=True)
             self._load_failed(instance, child, error)
             return
         except Exception as error:
             log.exception("model %s: loading failed unexpectedly", name)
             await child.stop(at_once=True)
-            self._load_failed(instance, child, LoadFailed(f"{type(error).__name__}: {error}"))
+            self._load_failed(instance, child, LoadError(f"{type(error).__name__}: {error}"))
             return
         info = await self._ask_info(instance, child)
         if instance.stopping or child.exit.done() or instance.child is not child:
@@ -451,13 +451,13 @@ class Fleet:
     def _progress(self, instance: Instance, child: Child, value: float, stage: str) -> None:
         if instance.child is not child or child.stopping:
             return
-        told = {"stages": ["text_model"], "current": "text_model", "value": round(value, 4)}
-        if told != instance.progress:
-            instance.progress = told
-            self._notify("status_change", instance.model.name, {"status": LOADING, "progress": told})
+        progress = {"stages": ["text_model"], "current": "text_model", "value": round(value, 4)}
+        if progress != instance.progress:
+            instance.progress = progress
+            self._notify("status_change", instance.model.name, {"status": LOADING, "progress": progress})
 
     async def _ask_info(self, instance: Instance, child: Child) -> dict[str, Any]:
-        """What the process tells of its model; not every server does."""
+        """Return the process's own description of its model; {} if it has none."""
         try:
             status, body = await get(child.pool, "/v1/models", timeout=2.0)
             found = orjson.loads(body)["data"][0] if status == 200 else {}
@@ -468,10 +468,10 @@ class Fleet:
     async def _watch_sleep(self, instance: Instance, child: Child) -> None:
         while not child.exit.done() and not child.stopping:
             await asyncio.wait([child.exit], timeout=self.limits.sleep_check)
-            await self.look_asleep(instance)
+            await self.update_sleep(instance)
 
-    async def look_asleep(self, instance: Instance) -> None:
-        """Ask a model that may sleep whether it does."""
+    async def update_sleep(self, instance: Instance) -> None:
+        """Query whether a model that may sleep is asleep."""
         child = instance.child
         if child is None or not instance.model.sleeps or instance.status != LOADED:
             return
@@ -484,12 +484,12 @@ class Fleet:
             instance.asleep = asleep
             self._notify("status_change", instance.model.name, {"status": instance.shown_status})
 
-    def _load_failed(self, instance: Instance, child: Child, error: LoadFailed) -> None:
+    def _load_failed(self, instance: Instance, child: Child, error: LoadError) -> None:
         if instance.child is not child:
             return
-        asked = instance.stopping
-        self._end_of(instance)
-        if asked:
+        was_requested = instance.stopping
+        self._reset(instance)
+        if was_requested:
             self._schedule()
             return
         instance.failed = True
@@ -503,38 +503,38 @@ class Fleet:
         self._schedule()
 
     def _back_off(self, instance: Instance, times: int) -> None:
-        """Put off the next start; not at all after the first time."""
+        """Delay the next start; no delay after the first crash."""
         seconds = self.limits.backoff * 2 ** min(times - 1, 16) if times > 0 else 0.0
         instance.retry_at = time.monotonic() + min(seconds, self.limits.backoff_max)
 
-    def _end_of(self, instance: Instance) -> None:
+    def _reset(self, instance: Instance) -> None:
         instance.child = None
         instance.keep_alive = None
         instance.status = UNLOADED
-        instance.stopping = instance.leaving = False
+        instance.stopping = instance.draining = False
         instance.asleep = False
         instance.progress = None
         if instance.removed and self.instances.get(instance.model.name) is instance:
             del self.instances[instance.model.name]
 
-    def _ended(self, instance: Instance, child: Child) -> None:
-        """A process has ended."""
+    def _on_exit(self, instance: Instance, child: Child) -> None:
+        """Handle the exit of a process."""
         if instance.child is not child:
             return
         code = child.exit_code or 0
         name = instance.model.name
         if instance.status == LOADING and not instance.stopping:
-            return  # whoever loads it sees that
-        asked = instance.stopping
+            return  # handled by `_load`
+        was_requested = instance.stopping
         lived = time.monotonic() - instance.loaded_at
-        self._end_of(instance)
-        if asked:
+        self._reset(instance)
+        if was_requested:
             log.info("model %s: unloaded", name)
             instance.crashes = 0
             self._notify("status_change", name, {"status": UNLOADED, "exit_code": 0})
             self._schedule()
             return
-        log.error("model %s: died: %s", name, child.end())
+        log.error("model %s: died: %s", name, child.describe_exit())
         instance.exit_code = code
         instance.reason = f"it died with exit code {code}"
         instance.crashes = 1 if lived > self.limits.stable else instance.crashes + 1
@@ -543,7 +543,7 @@ class Fleet:
         if self._closed or instance.removed:
             return
         instance.restarts += 1
-        # It had a place, so it goes first; with nobody waiting it comes back all the same.
+        # It had a place, so it goes first. It is restarted even without waiting requests.
         instance.wanted = True
         if instance not in self._queue:
             self._queue.insert(0, instance)
@@ -559,10 +559,10 @@ class Fleet:
     async def _stop_child(self, instance: Instance, child: Child, at_once: bool) -> None:
         await child.stop(at_once=at_once, idle=instance.in_flight == 0)
         if instance.child is child and (child.pid == 0 or not child.exit.done()):
-            self._end_of(instance)
+            self._reset(instance)
             self._schedule()
 
-    # What operators ask for
+    # Operator actions
 
     def load(self, instance: Instance) -> None:
         """Load a model without a request."""
@@ -574,7 +574,7 @@ class Fleet:
         self._schedule()
 
     def unload(self, instance: Instance, *, at_once: bool = False) -> None:
-        """Stop a model; one that is loading is killed. Requests under way get what SIGTERM lets them have."""
+        """Stop a model. A loading one is killed; running requests get the time between SIGTERM and SIGKILL."""
         instance.wanted = False
         if instance in self._queue and not instance.waiters:
             self._queue.remove(instance)
@@ -584,14 +584,14 @@ class Fleet:
             name = instance.model.name
             self._refuse(instance, ApiError("invalid_request_error", f"model name={name} is not running"))
 
-    async def unloaded(self, instances: Iterable[Instance]) -> None:
-        """Wait until the processes have ended."""
+    async def wait_unloaded(self, instances: Iterable[Instance]) -> None:
+        """Wait until the processes have exited."""
         exits = [instance.child.exit for instance in instances if instance.child is not None and instance.child.pid]
         if exits:
             await asyncio.wait(exits)
 
     def replace(self, catalog: Catalog) -> None:
-        """Take another catalog: what is gone or different is unloaded."""
+        """Switch to another catalog; unload models that were removed or changed."""
         self.catalog = catalog
         for name, instance in list(self.instances.items()):
             model = catalog.models.get(name)
@@ -620,12 +620,12 @@ class Fleet:
         self._schedule()
 
     async def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for instance in self.instances.values():
-            self._refuse(instance, _busy("the router is ending"))
+            self._refuse(instance, _busy("the router is shutting down"))
         children = [instance.child for instance in self.instances.values() if instance.child is not None]
         for instance in self.instances.values():
             instance.stopping = True
@@ -636,7 +636,7 @@ class Fleet:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End all processes without waiting for anything."""
+        """Kill all processes without waiting."""
         self._closed = True
         for instance in self.instances.values():
             if instance.child is not None:
@@ -644,17 +644,17 @@ class Fleet:
 
 
 def _need(instances: Iterable[Instance]) -> int:
-    """Bytes that models need together."""
+    """Return the bytes that models need together."""
     return sum(instance.need or 0 for instance in instances)
 
 
 def _fits(instance: Instance, used: int, budget: float) -> bool:
-    """Return True if a model may have the memory it needs beside the `used` bytes of others."""
+    """Return True if the model's memory fits beside `used` bytes of other models."""
     return not used or used + (instance.need or 0) <= budget
 
 
 def _conflict(instance: Instance, other: Instance) -> bool:
-    """Whether `other` must not run when `instance` starts."""
+    """Return True if `other` must stop before `instance` starts."""
     mine, its = instance.model.group, other.model.group
     if instance is other or mine is None or its is None:
         return False

@@ -1,6 +1,6 @@
-"""`GET /live/events` of a router: its models and its log; with `?model=NAME`, what that model's own server tells.
+"""`GET /live/events` of a router: its models and its log; with `?model=NAME`, the events of that model's own server.
 
-A listener neither loads a model nor keeps it loaded: it has no lease.
+Listeners hold no lease: they neither load a model nor keep it loaded.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ PATH = "/live/events"
 
 
 class RouterSource:
-    """One listener of a router; see `LiveStream`."""
+    """Event source for one listener; see `LiveStream`."""
 
     def __init__(self, fleet: Fleet, log: LogTail) -> None:
         self._fleet = fleet
         self._log = log
-        self._told: list[dict[str, Any]] | None = None
+        self._sent_models: list[dict[str, Any]] | None = None
         self._n_lines = 0
 
     def read(self) -> dict[str, Any]:
-        """What the client does not know yet: `models` as they are now, and `log` goes on."""
+        """Return the changes since the last call: `models` if they changed, and new lines of `log`."""
         models = [_model_json(one) for one in self._fleet.instances.values() if not one.model.hidden]
         found: dict[str, Any] = {}
-        if self._told is None:
+        if self._sent_models is None:
             found["first"] = True
-        if models != self._told:
-            found["models"] = self._told = models
+        if models != self._sent_models:
+            found["models"] = self._sent_models = models
         self._n_lines, lines = self._log.since(self._n_lines)
         if lines:
             found["log"] = [line.as_json() for line in lines]
@@ -62,18 +62,18 @@ def _model_json(instance: Instance) -> dict[str, Any]:
     return found
 
 
-async def pass_on(instance: Instance, scope: Scope, receive: Receive, send: Send, *, keys: bool) -> None:
-    """What the model's process tells. Raises ApiError: it does not run, or does not answer."""
+async def forward_events(instance: Instance, scope: Scope, receive: Receive, send: Send, *, keys: bool) -> None:
+    """Forward the model server's events. Raises ApiError if it does not run or does not respond."""
     child = instance.child
     if instance.status != LOADED or child is None or instance.stopping:
         raise invalid("model is not loaded")
     async with Exchange(scope, receive, send, b"", keys=keys) as exchange:
         try:
-            connection = await exchange.ask(child.pool, PATH.encode(), b"", ended=child.exit.done)
+            connection = await exchange.forward(child.pool, PATH.encode(), b"", ended=child.exit.done)
             await exchange.deliver(connection)
         except UpstreamLost as error:
             if exchange.started:
-                # The model was unloaded: the stream ends as it does when a server ends.
+                # The model was unloaded: end the stream as a server does at shutdown.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif not exchange.gone:
+            elif not exchange.disconnected:
                 raise ApiError("server_error", f"model '{instance.model.name}': {error}", status=502) from None

@@ -1,4 +1,4 @@
-"""`/metrics` of the router itself, beside those of its models."""
+"""Prometheus metrics of the router's own HTTP traffic."""
 
 from __future__ import annotations
 

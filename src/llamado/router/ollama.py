@@ -1,4 +1,4 @@
-"""Ollama's API on a router: all models are listed, the one that a body names is loaded, fetched and deleted by name."""
+"""Ollama's API on a router: lists all models; loads, downloads and deletes models by name."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ _HUBS = ("hf.co/", "huggingface.co/")
 _SHORT = 12  # digits of a digest in a message
 
 
-class PassOn(Protocol):
-    """Passes a request with this body on to a model."""
+class ForwardToModel(Protocol):
+    """Forwards a request, with the given body, to a model."""
 
     def __call__(
-        self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+        self, instance: Instance, scope: Scope, receive: Receive, send: Send, fields: dict[str, Any], body: bytes
     ) -> Awaitable[None]: ...
 
 
 class OllamaApi:
-    """The endpoints. `pass_on` brings a request to its model, `refresh` lists the models anew, `delete` removes one."""
+    """Ollama's endpoints. `forward` proxies a request, `refresh` rereads the catalog, `delete` removes files."""
 
     def __init__(
         self,
         fleet: Fleet,
         downloads: Downloads,
         *,
-        pass_on: PassOn,
+        forward: ForwardToModel,
         refresh: Callable[[], Awaitable[None]],
         delete: Callable[[Instance], Awaitable[None]],
     ) -> None:
         self._fleet = fleet
         self._downloads = downloads
-        self._pass_on = pass_on
+        self._forward = forward
         self._refresh = refresh
         self._delete = delete
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         if method == "GET" and path == "/api/version":
-            await _say(send, {"version": describe.API_VERSION})
+            await _send_json(send, {"version": describe.API_VERSION})
         elif method == "GET" and path == "/api/tags":
-            await _say(send, await self._tags())
+            await _send_json(send, await self._tags())
         elif method == "GET" and path == "/api/ps":
-            await _say(send, await self._ps())
+            await _send_json(send, await self._ps())
         elif (method, path) == ("DELETE", "/api/delete"):
-            _, told = await _read(scope, receive)
-            await self._delete(self._instance(bodies.model_name(told)))
+            _, fields = await _read(scope, receive)
+            await self._delete(self._instance(bodies.model_name(fields)))
             await answer(send, b"")
         elif method == "POST" and path in _POSTS:
             await self._post(scope, receive, send)
@@ -78,40 +78,44 @@ class OllamaApi:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        body, told = await _read(scope, receive)
-        name = bodies.model_name(told) if path != "/api/copy" else ""
+        body, fields = await _read(scope, receive)
+        name = bodies.model_name(fields) if path != "/api/copy" else ""
         if path == "/api/pull":
-            await self._pull(name, told, receive, send)
+            await self._pull(name, fields, receive, send)
         elif path == "/api/show":
-            await _say(send, await asyncio.to_thread(_shown, name, self._instance(name).model, flag(told, "verbose")))
+            await _send_json(
+                send, await asyncio.to_thread(_shown, name, self._instance(name).model, flag(fields, "verbose"))
+            )
         elif path in OLLAMA_POSTS:
-            await self._to_model(self._instance(name), scope, receive, send, told, body)
+            await self._to_model(self._instance(name), scope, receive, send, fields, body)
         else:
             raise not_supported("models are not made, copied or published here; llamado quantize writes smaller ones")
 
     def _instance(self, name: str) -> Instance:
-        """The model of a name, with its tag or without one that says nothing. Raises ApiError."""
+        """Return the model with this name, with or without its default tag. Raises ApiError."""
         instance = self._fleet.find(name) or self._fleet.find(describe.untagged(name))
         if instance is None:
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
         return instance
 
     async def _to_model(
-        self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+        self, instance: Instance, scope: Scope, receive: Receive, send: Send, fields: dict[str, Any], body: bytes
     ) -> None:
-        seconds = bodies.keep_alive(told)
-        said = {"/api/chat": "messages", "/api/generate": "prompt"}.get(scope["path"])
-        if seconds == 0 and said is not None and not told.get(said):
+        seconds = bodies.keep_alive(fields)
+        prompt_field = {"/api/chat": "messages", "/api/generate": "prompt"}.get(scope["path"])
+        if seconds == 0 and prompt_field is not None and not fields.get(prompt_field):
             self._fleet.unload(instance)
-            await self._fleet.unloaded([instance])
-            empty = {"message": {"role": "assistant", "content": ""}} if said == "messages" else {"response": ""}
-            head = {"model": bodies.model_name(told), "created_at": now()}
-            await _say(send, {**head, **empty, "done": True, "done_reason": "unload"})
+            await self._fleet.wait_unloaded([instance])
+            empty = (
+                {"message": {"role": "assistant", "content": ""}} if prompt_field == "messages" else {"response": ""}
+            )
+            head = {"model": bodies.model_name(fields), "created_at": now()}
+            await _send_json(send, {**head, **empty, "done": True, "done_reason": "unload"})
             return
         instance.keep_alive = seconds
-        await self._pass_on(instance, scope, receive, send, told, body)
+        await self._forward(instance, scope, receive, send, fields, body)
 
-    # About models
+    # Model lists
 
     async def _tags(self) -> dict[str, Any]:
         models = [instance.model for instance in self._fleet.instances.values() if not instance.model.hidden]
@@ -123,16 +127,16 @@ class OllamaApi:
         entries = []
         for model, facts in found:
             instance = loaded[model.name]
-            left = instance.over - time.monotonic()
+            left = instance.expires_at - time.monotonic()
             seconds = max(0.0, left) if left < float("inf") else None
             meta = instance.info.get("meta")
             n_ctx = meta.get("n_ctx", 0) if isinstance(meta, dict) else 0
             entries.append(describe.running(model.name, facts, n_ctx=n_ctx, seconds=seconds))
         return {"models": entries}
 
-    # Fetching
+    # Downloads
 
-    async def _pull(self, name: str, told: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def _pull(self, name: str, fields: dict[str, Any], receive: Receive, send: Send) -> None:
         wanted = describe.untagged(name)
         for hub in _HUBS:
             wanted = wanted.removeprefix(hub)
@@ -150,7 +154,7 @@ class OllamaApi:
         steps = self._steps(wanted, updates)
         gone = asyncio.ensure_future(watch(receive, lambda: None))
         try:
-            if bodies.streams(told):
+            if bodies.streams(fields):
                 await self._stream(steps, gone, send)
                 return
             last: dict[str, Any] = {}
@@ -159,7 +163,7 @@ class OllamaApi:
             if not gone.done():
                 if "error" in last:
                     raise ApiError("server_error", last["error"])
-                await _say(send, last)
+                await _send_json(send, last)
         finally:
             gone.cancel()
             await steps.aclose()
@@ -175,7 +179,7 @@ class OllamaApi:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _steps(self, name: str, updates: Updates | None) -> Any:
-        """The lines of an answer about a model that is being fetched; `updates` is None if it is here already."""
+        """Yield the progress lines of a download; `updates` is None if the model is already present."""
         yield {"status": "pulling manifest"}
         if updates is not None:
             while isinstance(update := await updates.get(), tuple):
@@ -191,7 +195,7 @@ class OllamaApi:
 
 
 async def _next(steps: AsyncIterator[dict[str, Any]], gone: asyncio.Future[None]) -> dict[str, Any] | None:
-    """The next step; None at the end, or when the client goes away first."""
+    """Return the next step; None at the end, or if the client disconnects first."""
 
     async def take() -> dict[str, Any] | None:
         return await anext(steps, None)
@@ -208,18 +212,18 @@ async def _next(steps: AsyncIterator[dict[str, Any]], gone: asyncio.Future[None]
 
 async def _read(scope: Scope, receive: Receive) -> tuple[bytes, dict[str, Any]]:
     body = await body_of(scope).read(scope, receive)
-    told = await parse_body(body)
-    if not isinstance(told, dict):
+    fields = await parse_body(body)
+    if not isinstance(fields, dict):
         raise invalid("the request body must be a JSON object")
-    return body, told
+    return body, fields
 
 
-async def _say(send: Send, told: dict[str, Any]) -> None:
-    await answer(send, orjson.dumps(told))
+async def _send_json(send: Send, fields: dict[str, Any]) -> None:
+    await answer(send, orjson.dumps(fields))
 
 
 def _with_facts(models: list[RoutedModel]) -> list[tuple[RoutedModel, ModelFacts | None]]:
-    """What the models' files say; None of those whose files are not known, as of other programs' models."""
+    """Pair models with the facts in their files; None for models without a known file, such as foreign servers."""
     stored: dict[str, Path] | None = None
     found = []
     for model in models:

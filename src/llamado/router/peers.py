@@ -1,7 +1,7 @@
-"""Peers: other routers and servers, whose models are listed and asked as this router's own (llama-swap's `peers`).
+"""Peers: other routers and servers whose models this router lists and serves (llama-swap's `peers`).
 
-A model of a peer is called as the peer calls it, and by `PEER/NAME` in any case. This router's own models come first;
-a name that two peers have needs the peer before it.
+A peer's model is known by its own name, and always as `PEER/NAME`. This router's own models take precedence; a name
+that two peers share needs the peer's prefix.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from llamado.router.catalog import Rewrite
 log = logging.getLogger("llamado.router")
 
 HOPS = b"x-llamado-hops"
-"""Header that counts the routers a request has passed."""
+"""Header that counts the routers a request has passed through."""
 MAX_HOPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A server elsewhere."""
+    """Another server."""
 
     name: str
     url: str
     models: tuple[str, ...]
     key: str = field(default="", repr=False)
-    """Sent to it instead of the client's key."""
+    """Sent to the peer instead of the client's key."""
     rewrite: Rewrite = field(default_factory=Rewrite)
     timeout: float = 60.0
-    """Seconds until its answer has to begin; 0: no limit."""
+    """Seconds until the response must start; 0: no limit."""
 
 
 @dataclass(frozen=True)
 class PeerModel:
-    """A model of a peer."""
+    """A model on a peer."""
 
     peer: Peer
     model: str
 
     def listed(self, id: str, now: int) -> dict[str, Any]:
-        """An entry of `/v1/models`."""
+        """Return the model's entry in `/v1/models`."""
         return {
             "id": id,
             "aliases": [],
@@ -66,12 +66,12 @@ class PeerModel:
 
 
 class Peers:
-    """All peers and their connections."""
+    """All peers and their connection pools."""
 
     def __init__(self, peers: Iterable[Peer] = ()) -> None:
         self._pools = {peer.name: Pool(UpstreamAddress.parse(peer.url)) for peer in peers}
         self._full: dict[str, PeerModel] = {}
-        self._short: dict[str, PeerModel | None] = {}  # None: of two peers
+        self._short: dict[str, PeerModel | None] = {}  # None: ambiguous
         for peer in peers:
             for model in dict.fromkeys(peer.models):
                 found = PeerModel(peer, model)
@@ -79,30 +79,30 @@ class Peers:
                 self._short[model] = None if model in self._short else found
 
     def find(self, name: str) -> PeerModel | None:
-        """The model of a name."""
+        """Return the model with this name."""
         return self._full.get(name) or self._short.get(name)
 
-    def named(self, is_taken: Callable[[str], bool]) -> Iterator[tuple[str, PeerModel]]:
-        """All models by the shortest names that mean them. `is_taken`: whether this router has a model of a name."""
+    def by_shortest_name(self, is_taken: Callable[[str], bool]) -> Iterator[tuple[str, PeerModel]]:
+        """Yield all models by their shortest unambiguous names. `is_taken`: True for names of this router's models."""
         for name, found in self._full.items():
             short = self.find(found.model) == found and not is_taken(found.model)
             yield (found.model if short else name), found
 
     async def run(
-        self, found: PeerModel, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+        self, found: PeerModel, scope: Scope, receive: Receive, send: Send, fields: dict[str, Any], body: bytes
     ) -> None:
-        """Answer a request with a peer's answer. `told`: the parsed body. Raises ApiError."""
+        """Proxy a request to a peer. `fields`: the parsed body. Raises ApiError."""
         peer = found.peer
         hops = next((value for name, value in scope["headers"] if name == HOPS), b"0")
         passed = int(hops) if hops.isdigit() and len(hops) < 4 else MAX_HOPS
         if passed >= MAX_HOPS:
             message = f"the request has passed {MAX_HOPS} routers: peers that name one another have no such model"
             raise ApiError("server_error", message, status=508)
-        if peer.rewrite or told.get("model") != found.model:
-            asked = str(told.get("model"))
-            told["model"] = found.model
-            peer.rewrite.apply(told, asked)
-            body = orjson.dumps(told)
+        if peer.rewrite or fields.get("model") != found.model:
+            asked = str(fields.get("model"))
+            fields["model"] = found.model
+            peer.rewrite.apply(fields, asked)
+            body = orjson.dumps(fields)
         more = [(HOPS, b"%d" % (passed + 1))]
         key = peer.key.encode()
         if key:
@@ -112,8 +112,8 @@ class Peers:
             try:
                 asking = asyncio.timeout(peer.timeout or None)
                 async with asking:
-                    connection = await exchange.unless_gone(
-                        exchange.ask(
+                    connection = await exchange.unless_disconnected(
+                        exchange.forward(
                             self._pools[peer.name], scope["raw_path"], scope["query_string"], key=key, more=more
                         )
                     )
@@ -121,14 +121,14 @@ class Peers:
                     await exchange.deliver(connection)
             except TimeoutError:
                 exchange.drop()
-                log.warning("peer %s: no answer within %g s", peer.name, peer.timeout)
+                log.warning("peer %s: no response within %g s", peer.name, peer.timeout)
                 message = f"the peer {peer.name!r} gave no answer within {peer.timeout:g} s"
                 raise ApiError("server_error", message, status=504) from None
             except UpstreamLost as error:
-                if exchange.gone:
+                if exchange.disconnected:
                     return
                 if exchange.started:
-                    await exchange.break_off(error, f"the peer {peer.name!r}")
+                    await exchange.fail(error, f"the peer {peer.name!r}")
                     return
                 log.warning("peer %s: %s", peer.name, error)
                 raise ApiError("server_error", f"the peer {peer.name!r} gave no answer: {error}", status=502) from None

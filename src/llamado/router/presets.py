@@ -1,7 +1,7 @@
-"""INI presets of models, and flags as options that may be merged: what the command line, a preset and a folder say.
+"""INI presets of models, and flags as mergeable options.
 
-The file is llama-server's (`tools/server/README.md`, "Model presets"; b11434): sections name models, `[*]` holds for
-all of them, keys are flags without their dashes or environment names.
+The file format is llama-server's (`tools/server/README.md`, "Model presets"; b11434): sections name models, `[*]`
+applies to all, keys are flags without dashes or environment names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from llamado.processes.secret_values import child_environment, secret
 log = logging.getLogger("llamado.router")
 
 Options = dict[str, tuple[str, ...]]
-"""Values by `Flag.key`, as texts; switches hold "true" or "false"."""
+"""Values as text by `Flag.key`; switches are "true" or "false"."""
 
 
 class PresetError(LlamadoError):
-    """A preset file that cannot be read."""
+    """A preset file cannot be read."""
 
 
 PRESET_ONLY = ("load-on-startup", "stop-timeout", "dedup-cache-models")
-"""Keys that are no flags of a model's server."""
+"""Preset keys that are not flags of a model's server."""
 DEFAULT_STOP_TIMEOUT = 10.0
 _PRESET_ENV = {
     "__PRESET_LOAD_ON_STARTUP": "load-on-startup",
@@ -36,8 +36,7 @@ _PRESET_ENV = {
 }
 TRUE = frozenset({"on", "enabled", "true", "1", "yes"})
 
-# What the router itself decides about a model's process: where it listens, what it is called, who may call it, and how
-# its log looks.
+# Flags that the router sets for a model's process: address, name, access, log format.
 _CONTROLLED = (
     "alias allowed_hosts api_key api_key_file api_prefix cors cors_credentials cors_headers cors_methods "
     "cors_origins hf_token host list_devices llama_swap log_colors log_disable log_file log_format log_jsonl "
@@ -47,7 +46,7 @@ _CONTROLLED = (
 )
 CONTROLLED = frozenset(_CONTROLLED.split())
 WHICH = frozenset({"model", "model_url", "hf_repo", "hf_file"})
-"""Flags that say which model; the router's own never reach a child."""
+"""Flags that select a model. The router's own values are never inherited."""
 _VISION = frozenset({"mmproj", "mmproj_url"})
 
 
@@ -70,7 +69,10 @@ _BY_KEY, _BY_NAME = _table()
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without secrets and what the router decides; the router writes the times of lines."""
+    """Return the environment of model processes, without secrets and the router's own settings.
+
+    Log timestamps are off: the router adds them.
+    """
     own = {env for key in CONTROLLED | WHICH if key in _BY_KEY for env in _BY_KEY[key].env}
     own |= {env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for env in own}
     return {name: value for name, value in child_environment().items() if name not in own} | {
@@ -79,7 +81,7 @@ def environment() -> dict[str, str]:
 
 
 def secrets(options: Options) -> dict[str, str]:
-    """The secrets that a model's server is given in its environment: the hub's token, and those of its options."""
+    """Return the secrets for a model's environment: the hub token and secret options."""
     token = secret("HF_TOKEN")
     found = {"HF_TOKEN": token} if token else {}
     for key, texts in options.items():
@@ -89,7 +91,7 @@ def secrets(options: Options) -> dict[str, str]:
 
 
 def command_line(flags: Parsed) -> Options:
-    """The router's own flags that its models inherit; what came from the environment they inherit there."""
+    """Return the router's flags that its models inherit, except those they get from the environment."""
     options: Options = {}
     for key in flags.given - CONTROLLED - WHICH:
         flag = _BY_KEY.get(key)
@@ -114,7 +116,7 @@ def _is_true(text: str) -> bool:
 
 
 def arguments(options: Options) -> list[str]:
-    """Options as arguments of `llamado serve`, in the order of the table of flags; without secrets."""
+    """Return options as arguments of `llamado serve`, in the order of the flags table; without secrets."""
     given: list[str] = []
     for key, flag in _BY_KEY.items():
         if key not in options or flag.secret:
@@ -132,7 +134,7 @@ def arguments(options: Options) -> list[str]:
 
 
 def argument(name: str, text: str) -> list[str]:
-    """A flag and its value; one that begins with a dash (-1, a file's name) would be read as the next flag."""
+    """Return a flag with its value. A value like -1 needs `=`, or it would be parsed as a flag."""
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
@@ -141,7 +143,7 @@ def _long(names: tuple[str, ...]) -> str:
 
 
 def ini_text(name: str, options: Options, extra: Mapping[str, str]) -> str:
-    """Options as a section of a preset file; without secrets."""
+    """Return options as a preset section; without secrets."""
     lines = [f"[{name}]"]
     for key, flag in _BY_KEY.items():
         for text in options.get(key, ()) if not flag.secret else ():
@@ -152,7 +154,7 @@ def ini_text(name: str, options: Options, extra: Mapping[str, str]) -> str:
 
 
 def read_presets(path: str | Path) -> dict[str, tuple[Options, dict[str, str]]]:
-    """Sections of a preset file: the flags, and the keys of `PRESET_ONLY`; `*` is among them. Raises PresetError."""
+    """Read a preset file: by section, the flags and the keys of `PRESET_ONLY`; includes `*`. Raises PresetError."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -170,11 +172,11 @@ def read_presets(path: str | Path) -> dict[str, tuple[Options, dict[str, str]]]:
                 continue
             found = _BY_NAME.get(key) or _BY_NAME.get(key.replace("_", "-"))
             if found is None:
-                log.warning("%s [%s]: there is no option %r; it is left out", path, name, key)
+                log.warning("%s [%s]: unknown option %r ignored", path, name, key)
                 continue
             flag, negative = found
             if flag.key in _VISION:
-                log.warning("%s [%s]: %s is left out: %s", path, name, key, flag.help)
+                log.warning("%s [%s]: %s ignored: %s", path, name, key, flag.help)
                 continue
             if flag.type == "bool" or negative:
                 value = "true" if _is_true(value) != negative else "false"
@@ -190,9 +192,9 @@ _ENTRY = re.compile(r"([a-zA-Z_][a-zA-Z0-9_.-]*)[ \t]*=[ \t]*(.*)")
 
 
 def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
-    """Sections of an INI text. A later section of the same name replaces an earlier one; `;` and `#` start comments.
+    """Parse an INI text. A later section replaces an earlier one of the same name; `;` and `#` start comments.
 
-    A section with a line that cannot be read is left out: the models of the others are served.
+    A section with a malformed line is ignored, so that the other models are served.
     """
     sections: dict[str, dict[str, str]] = {}
     bad: set[str] = set()
@@ -209,13 +211,13 @@ def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
             sections.setdefault(current, {})[entry[1]] = entry[2]
         else:
             bad.add(current)
-            told = "%s, line %d: expected [NAME] or KEY = VALUE, got %r; [%s] is left out"
-            log.error(told, path, number, line[:80], current)
+            message = "%s, line %d: expected [NAME] or KEY = VALUE, got %r; [%s] is ignored"
+            log.error(message, path, number, line[:80], current)
     return {name: values for name, values in sections.items() if name not in bad}
 
 
 def canonical(name: str) -> str:
-    """A model's name with the quantization after its last colon as the hub's files spell it: upper case."""
+    """Return a model name with the quantization after its last colon in upper case, as in the hub's file names."""
     repo, colon, tag = name.rpartition(":")
     if not colon:
         return name
@@ -224,17 +226,17 @@ def canonical(name: str) -> str:
 
 
 def stop_timeout(name: str, extra: Mapping[str, str]) -> float:
-    """Seconds between asking a process to end and ending it."""
+    """Return the seconds between SIGTERM and SIGKILL."""
     text = extra.get("stop-timeout")
     if text is None:
         return DEFAULT_STOP_TIMEOUT
     try:
         return max(0.0, float(int(text)))
     except ValueError:
-        log.warning("[%s]: stop-timeout: expected seconds, got %r; it is %g", name, text, DEFAULT_STOP_TIMEOUT)
+        log.warning("[%s]: stop-timeout: expected seconds, got %r; using %g", name, text, DEFAULT_STOP_TIMEOUT)
         return DEFAULT_STOP_TIMEOUT
 
 
-def wants(key: str, extra: Mapping[str, str]) -> bool:
-    """Whether a switch among the keys that only presets have is on."""
+def is_enabled(key: str, extra: Mapping[str, str]) -> bool:
+    """Return True if a preset-only switch is on."""
     return _is_true(extra.get(key, ""))

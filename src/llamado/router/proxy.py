@@ -1,9 +1,8 @@
-"""One request on its way to a model's process and back: a lost answer is asked for again.
+"""Proxying one request to a model's process, with one retry if the response is lost.
 
-A process that crashed (`child.CRASHES`) was probably ended by one of the requests it worked on, and nothing tells by
-which: none of them is sent to another process, or one request could end them all. After any other loss (the process
-was killed or ended by itself, or closed the connection) the request is sent once more. Requests that were not sent yet
-are not concerned.
+If a process crashed (`child.CRASHES`), one of its requests probably crashed it, and there is no way to find out which.
+None of them is retried, or one request could crash every process. After any other loss (the process was killed, exited,
+or closed the connection) a request is sent once more. Requests that had not been sent yet are always retried.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ from llamado.router.fleet import Fleet, Instance, Lease
 log = logging.getLogger("llamado.router")
 
 TRIES = 4
-"""How often a process is looked for that takes the request."""
+"""Most attempts to find a process that accepts the request."""
 SENDS = 2
-"""How often a request is sent whose answer was lost."""
+"""Most times a request is sent if its response is lost."""
 
 
-class Passage:
-    """Carries one request to a model and its answer back."""
+class ProxiedRequest:
+    """Proxies one request to a model and streams the response back."""
 
     def __init__(self, fleet: Fleet, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
         self._fleet = fleet
         self._exchange = Exchange(scope, receive, send, body, keys=keys)
 
     async def run(self, instance: Instance, path: bytes, query: bytes, *, count: bool, autoload: bool) -> None:
-        """Answer the request. Raises ApiError while nothing of the answer is sent."""
+        """Answer the request. Raises ApiError if the response has not started."""
         async with self._exchange as exchange:
             try:
                 await self._run(exchange, instance, path, query, count, autoload)
             except UpstreamLost as error:
-                if not exchange.gone:
-                    await exchange.break_off(error, "the model's process")
+                if not exchange.disconnected:
+                    await exchange.fail(error, "the model's process")
 
     async def _run(
         self, exchange: Exchange, instance: Instance, path: bytes, query: bytes, count: bool, autoload: bool
     ) -> None:
         name = instance.model.name
-        asked: Child | None = None
+        last_child: Child | None = None
         lost = 0
         for _ in range(TRIES):
             lease = await self._lease(instance, count, autoload)
@@ -55,22 +54,22 @@ class Passage:
                 return
             exchange.sent = False
             try:
-                if asked is not lease.child:
-                    self._stop_at_a_crash(name, asked)
-                connection = await exchange.ask(lease.child.pool, path, query, ended=lease.child.exit.done)
+                if last_child is not lease.child:
+                    self._raise_if_crashed(name, last_child)
+                connection = await exchange.forward(lease.child.pool, path, query, ended=lease.child.exit.done)
                 await exchange.deliver(connection)
                 return
             except UpstreamLost as error:
-                if exchange.gone or exchange.started:
+                if exchange.disconnected or exchange.started:
                     raise
                 reason = str(error)
             finally:
                 lease.release()
-            await self._settle(lease)
+            await self._wait_for_exit(lease)
             if exchange.sent:
                 lost += 1
-                asked = lease.child
-                self._stop_at_a_crash(name, asked)
+                last_child = lease.child
+                self._raise_if_crashed(name, last_child)
                 if lost == SENDS:
                     message = f"model '{name}' gave no answer: its connection was closed {SENDS} times"
                     raise ApiError("server_error", message, status=502)
@@ -78,20 +77,20 @@ class Passage:
         raise ApiError("server_error", f"model '{name}' took no request in {TRIES} tries: {reason}", status=502)
 
     async def _lease(self, instance: Instance, count: bool, autoload: bool) -> Lease | None:
-        """None when the client went away while it waited."""
-        if self._exchange.gone:
+        """Return a lease; None if the client disconnected while waiting."""
+        if self._exchange.disconnected:
             return None
         if not autoload and not instance.running:
             raise ApiError("invalid_request_error", "model is not loaded")
-        return await self._exchange.unless_gone(self._fleet.acquire(instance, count=count))
+        return await self._exchange.unless_disconnected(self._fleet.acquire(instance, count=count))
 
-    async def _settle(self, lease: Lease) -> None:
-        """After a lost answer: wait a moment for the process's end, which is probably why."""
+    async def _wait_for_exit(self, lease: Lease) -> None:
+        """Wait briefly for the process's exit, the likely cause of a lost response."""
         await asyncio.wait([lease.child.exit], timeout=0.5)
 
-    def _stop_at_a_crash(self, name: str, asked: Child | None) -> None:
-        """Raises ApiError where the process that had the request has crashed."""
-        code = None if asked is None else asked.exit_code
+    def _raise_if_crashed(self, name: str, last_child: Child | None) -> None:
+        """Raise ApiError if the process that had the request has crashed."""
+        code = None if last_child is None else last_child.exit_code
         if code is not None and code in CRASHES:
             message = (
                 f"the process of model '{name}' crashed ({signal.Signals(code - 128).name}) while it worked on this "

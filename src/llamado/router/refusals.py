@@ -1,4 +1,4 @@
-"""What a router refuses by itself has a line in its log; what a model's process answers has one in that one's."""
+"""Log lines for requests that the router itself refuses; model processes log the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llamado.server.app import reason_of
 
 log = logging.getLogger("llamado.router")
 
-_LONGEST = 300  # characters of a path, and of a reason
+_LONGEST = 300  # characters of a path or a reason
 
 
 class RefusalLog:
-    """An application with a line in the log for each of its own answers of 400 and above."""
+    """ASGI middleware that logs the router's own responses with status 400 and above."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -28,10 +28,10 @@ class RefusalLog:
         began = time.perf_counter()
         status, reason = 0, ""
 
-        async def noting(message: MutableMapping[str, Any]) -> None:
+        async def send_noted(message: MutableMapping[str, Any]) -> None:
             nonlocal status, reason
             if message["type"] == "http.response.start":
-                # Our servers name each request in their answers, and in their logs.
+                # llamado servers put a request id into their responses and log them.
                 named = any(name.lower() == b"x-request-id" for name, _ in message["headers"])
                 status = 0 if named else message["status"]
             elif status >= 400 and not reason:
@@ -39,8 +39,8 @@ class RefusalLog:
             await send(message)
 
         method, path = scope["method"], scope["path"][:_LONGEST]
-        await self._app(scope, receive, noting)
+        await self._app(scope, receive, send_noted)
         if status >= 400:
             client = f"{scope['client'][0]} " if scope.get("client") else ""
-            told = [f"{(time.perf_counter() - began) * 1e3:.1f} ms", *([reason] if reason else [])]
-            log.info("%s%s %s %d, %s", client, method, path, status, ", ".join(told))
+            details = [f"{(time.perf_counter() - began) * 1e3:.1f} ms", *([reason] if reason else [])]
+            log.info("%s%s %s %d, %s", client, method, path, status, ", ".join(details))

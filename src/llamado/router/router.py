@@ -1,7 +1,7 @@
-"""Many models behind one address: requests go to the process of the model they name.
+"""The router application: dispatches requests to the processes of the models they name.
 
-Paths, answers and errors are those of llama-server's router (b11434, `tools/server/README.md`, "Using multiple
-models"), and of llama-swap where that has more.
+Paths, responses and errors are those of llama-server's router (b11434, `tools/server/README.md`, "Using multiple
+models"), plus llama-swap's additional endpoints.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
 from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
-from llamado.http.monitoring.counted import OTHER, Counted
-from llamado.http.running import announced
-from llamado.http.signals import EndingServer
+from llamado.http.monitoring.counter import OTHER, RequestCounter
+from llamado.http.running import announce
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
@@ -44,16 +44,16 @@ from llamado.router.catalog import Catalog, CatalogError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.live import PATH as LIVE_EVENTS
-from llamado.router.live import RouterSource, pass_on
+from llamado.router.live import RouterSource, forward_events
 from llamado.router.ollama import OllamaApi
 from llamado.router.peers import Peer, Peers
-from llamado.router.proxy import Passage
+from llamado.router.proxy import ProxiedRequest
 from llamado.router.refusals import RefusalLog
 from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.live.log_tail import LogTail
-from llamado.server.live.stream import LiveStream
+from llamado.server.live.stream import LiveStream, polled
 from llamado.server.settings import Settings
 from llamado.tools.api import ToolsApi
 
@@ -61,21 +61,21 @@ log = logging.getLogger("llamado.router")
 
 _GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
 CHANGING = frozenset({"/unload"})
-"""Paths that change something though they are asked for by GET, as llama-swap has it."""
+"""Paths that change state although clients request them with GET, as in llama-swap."""
 UNLOAD = "/api/models/unload"
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
 _DONE = b'{"success":true}'
-METRICS_TIMEOUT = 2.0  # seconds a model's process may take to give its metrics
-_BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
+METRICS_TIMEOUT = 2.0  # seconds for a model's process to return its metrics
+_BEHIND = 1024  # queued events at which a slow client of /models/sse is dropped
 
 NeedOf = Callable[[RoutedModel], int]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Router:
-    """The application. `reread` lists the models anew."""
+    """The router's ASGI application. `reread` reads the catalog again."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class Router:
         self._reread = reread
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalog, limits, self._tell, need_of)
+        self.fleet = Fleet(catalog, limits, self._notify_listeners, need_of)
         self.peers = Peers(tuple(peers))
         self.log_tail = LogTail()
-        self._downloads = Downloads(self._tell, self._mark_stale)
+        self._downloads = Downloads(self._notify_listeners, self._mark_stale)
         self._ollama = OllamaApi(
-            self.fleet, self._downloads, pass_on=self._pass_on, refresh=self._refresh, delete=self._remove
+            self.fleet, self._downloads, forward=self._forward_ollama, refresh=self._refresh, delete=self._remove
         )
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._streams: set[asyncio.Task[Any]] = set()
@@ -145,7 +145,7 @@ class Router:
         elif method == "POST" and path.startswith(f"{UNLOAD}/"):
             await self._unload_one(scope, receive, send)
         elif method == "GET" and path.startswith(MODEL):
-            await self._one(scope, receive, send)
+            await self._model(scope, receive, send)
         elif path in OLLAMA:
             await self._ollama(scope, receive, send)
         elif path.startswith("/upstream/"):
@@ -158,7 +158,7 @@ class Router:
             await error_response(not_found())(scope, receive, send)
 
     def endpoint(self, method: str, path: str) -> str:
-        """Return the row of a request in the metrics: its path, or one row for all that share a handler."""
+        """Return a request's endpoint in the metrics: its path, or a pattern for paths with names in them."""
         if (
             path in OLLAMA
             or path in (MODEL_POSTS if method == "POST" else _GET | self.page)
@@ -170,7 +170,7 @@ class Router:
                 return f"{start}{{name}}"
         return "/logs/stream" if path == "/logs/stream" or path.startswith("/logs/stream/") else OTHER
 
-    # To a model
+    # Proxied requests
 
     def _instance(self, name: str, autoload: bool) -> Instance:
         if not name:
@@ -183,36 +183,36 @@ class Router:
         return instance
 
     def _loads(self, query: dict[str, str]) -> bool:
-        """Whether this request may load its model."""
+        """Return True if this request may load its model."""
         said = query.get("autoload", "")
         return said in ("true", "1") if said else self._autoload
 
-    def _passage(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Passage:
-        # Whoever holds a key of the router's need not know the models' processes.
-        return Passage(self.fleet, scope, receive, send, body, keys=not self._settings.access.api_keys)
+    def _proxied(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> ProxiedRequest:
+        # With router keys, models are reached without the client's key.
+        return ProxiedRequest(self.fleet, scope, receive, send, body, keys=not self._settings.access.api_keys)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         autoload = self._loads(_query(scope))
         body = await body_of(scope).read(scope, receive)
-        told = parse_json(body)
-        name = _model_of(told)
+        fields = parse_json(body)
+        name = _model_of(fields)
         found = None if self.fleet.find(name) else self.peers.find(name)
         if found is not None:
-            await self.peers.run(found, scope, receive, send, told, body)
+            await self.peers.run(found, scope, receive, send, fields, body)
             return
         instance = self._instance(name, autoload)
-        passage = self._passage(scope, receive, send, _rewritten(instance, told, body))
-        del body  # the passage lets go of it when the answer begins
-        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
+        proxied = self._proxied(scope, receive, send, _rewrite_body(instance, fields, body))
+        del body  # the passage releases it when the response starts
+        await proxied.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
-    async def _pass_on(
-        self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+    async def _forward_ollama(
+        self, instance: Instance, scope: Scope, receive: Receive, send: Send, fields: dict[str, Any], body: bytes
     ) -> None:
-        """Bring a request that has been read to its model."""
+        """Proxy a request whose body has been read."""
         autoload = self._loads(_query(scope))
-        passage = self._passage(scope, receive, send, _rewritten(instance, told, body))
+        proxied = self._proxied(scope, receive, send, _rewrite_body(instance, fields, body))
         del body
-        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
+        await proxied.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = _query(scope)
@@ -225,12 +225,12 @@ class Router:
                 return
         autoload = self._loads(query)
         instance = self._instance(query.get("model", ""), autoload)
-        passage = self._passage(scope, receive, send, b"")
-        # Who only looks does not keep a model loaded.
-        await passage.run(instance, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
+        proxied = self._proxied(scope, receive, send, b"")
+        # Read-only requests do not keep a model loaded.
+        await proxied.run(instance, scope["raw_path"], scope["query_string"], count=False, autoload=autoload)
 
     async def _upstream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`/upstream/MODEL/PATH` of llama-swap: anything at all, to the model's process."""
+        """Serve llama-swap's `/upstream/MODEL/PATH`: proxy any request to the model's process."""
         segments = scope["raw_path"].split(b"/")[2:]
         name = ""
         for i, segment in enumerate(segments):
@@ -240,7 +240,7 @@ class Router:
             if instance is None:
                 continue
             if i + 1 == len(segments):
-                # Relative links of the process's pages need the slash.
+                # Relative links in the process's pages need the trailing slash.
                 target = scope["raw_path"] + b"/"
                 if scope["query_string"]:
                     target += b"?" + scope["query_string"]
@@ -248,13 +248,13 @@ class Router:
                 prefix = self._settings.switches.api_prefix.encode()
                 await answer(send, b"", status, [(b"location", prefix + target)])
                 return
-            passage = self._passage(scope, receive, send, await body_of(scope).read(scope, receive))
+            proxied = self._proxied(scope, receive, send, await body_of(scope).read(scope, receive))
             path = b"/" + b"/".join(segments[i + 1 :])
-            await passage.run(instance, path, scope["query_string"], count=True, autoload=True)
+            await proxied.run(instance, path, scope["query_string"], count=True, autoload=True)
             return
         raise invalid("model id required in path")
 
-    # About models
+    # Model management
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, _HEALTHY)
@@ -284,7 +284,7 @@ class Router:
         }
 
     async def _metrics(self, send: Send) -> None:
-        """With --metrics the router's own, and those of all loaded models, but for one that does not answer in time."""
+        """Send the router's metrics (with --metrics) merged with those of loaded models; slow models are left out."""
         loaded = [
             (instance.model.name, instance.child)
             for instance in self.fleet.instances.values()
@@ -311,7 +311,7 @@ class Router:
         await answer(send, merge(texts).encode(), 200, [(b"content-type", CONTENT_TYPE)])
 
     async def _usage(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The tokens of a request that one of the models has answered."""
+        """Return the token usage of a request that one of the models has answered."""
         id = _query(scope).get("id", "")
         if not is_usage_id(id):
             raise invalid("id: expected 32 hexadecimal digits")
@@ -328,31 +328,33 @@ class Router:
     async def _refresh(self) -> None:
         self._stale = False
         if self._reread is not None:
-            # Folders may lie on a slow disk.
+            # The folder may be on a slow disk.
             self.fleet.replace(await asyncio.to_thread(self._reread))
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, orjson.dumps({"data": await self._listed(scope), "object": "list"}))
+        await answer(send, orjson.dumps({"data": await self._model_entries(scope), "object": "list"}))
 
-    async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`/v1/models/NAME`: one of them."""
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `/v1/models/NAME`: one model."""
         name = scope["path"].removeprefix(MODEL)
-        found = next((one for one in await self._listed(scope) if name in (one["id"], *one.get("aliases", ()))), None)
+        found = next(
+            (one for one in await self._model_entries(scope) if name in (one["id"], *one.get("aliases", ()))), None
+        )
         if found is None:
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
         await answer(send, orjson.dumps({**found, "id": name}))
 
-    async def _listed(self, scope: Scope) -> list[dict[str, Any]]:
+    async def _model_entries(self, scope: Scope) -> list[dict[str, Any]]:
         if self._stale or _query(scope).get("reload"):
             await self._refresh()
         instances = list(self.fleet.instances.values())
-        dozing = [
-            self.fleet.look_asleep(instance)
+        sleep_checks = [
+            self.fleet.update_sleep(instance)
             for instance in instances
             if instance.model.sleeps and instance.status == LOADED
         ]
-        if dozing:
-            await asyncio.gather(*dozing)
+        if sleep_checks:
+            await asyncio.gather(*sleep_checks)
         now = int(time.time())
         data: list[dict[str, Any]] = []
         for instance in instances:
@@ -362,19 +364,19 @@ class Router:
                     model_json(instance, now) | {"id": alias} | ({"name": title} if title else {})
                     for alias, title in instance.model.alias_titles.items()
                 ]
-        remote = self.peers.named(lambda name: self.fleet.find(name) is not None)
+        remote = self.peers.by_shortest_name(lambda name: self.fleet.find(name) is not None)
         data += [found.listed(name, now) for name, found in remote]
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
                 data.append(_downloading(name, progress, now))
         return data
 
-    async def _asked(self, scope: Scope, receive: Receive) -> str:
-        """The model a body names."""
+    async def _requested_model(self, scope: Scope, receive: Receive) -> str:
+        """Return the model that the body names."""
         return _model_of(parse_json(await body_of(scope).read(scope, receive)))
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = await self._asked(scope, receive)
+        name = await self._requested_model(scope, receive)
         instance = self.fleet.find(name)
         if instance is None:
             await error_response(not_found())(scope, receive, send)
@@ -385,7 +387,7 @@ class Router:
         await answer(send, _DONE)
 
     async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = await self._asked(scope, receive)
+        name = await self._requested_model(scope, receive)
         if not self._downloads.cancel(name):
             instance = self.fleet.find(name)
             if instance is None:
@@ -396,25 +398,25 @@ class Router:
         await answer(send, _DONE)
 
     async def _unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`/api/models/unload/NAME` of llama-swap."""
+        """Serve llama-swap's `/api/models/unload/NAME`."""
         name = scope["path"].removeprefix(f"{UNLOAD}/")
         instance = self.fleet.find(name)
         if instance is None:
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
         if instance.running:
             self.fleet.unload(instance)
-            await self.fleet.unloaded([instance])
+            await self.fleet.wait_unloaded([instance])
         await answer(send, b"OK", 200, _TEXT)
 
     async def _unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         instances = [instance for instance in self.fleet.instances.values() if instance.running]
         for instance in instances:
             self.fleet.unload(instance)
-        await self.fleet.unloaded(instances)
+        await self.fleet.wait_unloaded(instances)
         await answer(send, b"OK", 200, _TEXT)
 
     async def _download(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = await self._asked(scope, receive)
+        name = await self._requested_model(scope, receive)
         if not name:
             raise invalid("model must be a non-empty string")
         if name in self._downloads.progress:
@@ -441,16 +443,16 @@ class Router:
         await answer(send, _DONE)
 
     async def _remove(self, instance: Instance) -> None:
-        """End a model and delete its files. Raises ApiError for one that was not fetched."""
+        """Stop a model and delete its files. Raises ApiError for models that were not downloaded."""
         name = instance.model.name
         if instance.model.source != "cache":
             raise ApiError("server_error", f"model name={name} is not removable (not from cache)")
         if instance.running:
             self.fleet.unload(instance)
-            await self.fleet.unloaded([instance])
+            await self.fleet.wait_unloaded([instance])
         removed = await asyncio.to_thread(remove_cached, name)
         log.info("model %s: removed from the cache%s", name, "" if removed else " (there were no files)")
-        self._tell("model_remove", name, None)
+        self._notify_listeners("model_remove", name, None)
         await self._refresh()
 
     async def _running(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -476,20 +478,20 @@ class Router:
             )
         await answer(send, orjson.dumps({"running": running}))
 
-    # Streams about models
+    # Event streams
 
-    def _tell(self, event: str, model: str, data: Any) -> None:
-        """Send an event to everybody who listens. Changes of a status go by both names that are in use for them."""
-        # llama-server documents `model_status`; what it sends is `status_change`, but for the first of a load.
+    def _notify_listeners(self, event: str, model: str, data: Any) -> None:
+        """Send an event to all listeners. Status changes are sent under both event names in use."""
+        # llama-server documents `model_status`, but sends `status_change` except for the first event of a load.
         names = ("status_change", "model_status") if event == "status_change" else (event,)
         for name in names:
-            told: dict[str, Any] = {"model": model, "event": name}
+            fields: dict[str, Any] = {"model": model, "event": name}
             if data is not None:
-                told["data"] = data
-            message = b"data: " + orjson.dumps(told) + b"\n\n"
+                fields["data"] = data
+            message = b"data: " + orjson.dumps(fields) + b"\n\n"
             for queue in list(self._listeners):
                 if queue.full():
-                    self._listeners.discard(queue)  # it does not read
+                    self._listeners.discard(queue)  # the client reads too slowly
                     queue.get_nowait()
                     queue.put_nowait(None)
                 else:
@@ -518,10 +520,11 @@ class Router:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         if name := _query(scope).get("model"):
             keys = not self._settings.access.api_keys
-            await pass_on(self._instance(name, autoload=False), scope, receive, send, keys=keys)
+            await forward_events(self._instance(name, autoload=False), scope, receive, send, keys=keys)
             return
         source = RouterSource(self.fleet, self.log_tail)
-        await LiveStream(source.read, lambda: self._closing)(scope, receive, send)
+        messages = polled(source.read, lambda: self._closing)
+        await LiveStream(messages, lambda: self._closing)(scope, receive, send)
 
     async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")
@@ -545,7 +548,7 @@ class Router:
         next_part: Callable[[], Awaitable[bytes | None]],
         first: bytes = b"",
     ) -> None:
-        """Send parts until the client goes away or the router ends."""
+        """Send parts until the client disconnects or the router shuts down."""
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": first, "more_body": True})
 
@@ -567,7 +570,7 @@ class Router:
             watcher.cancel()
 
     def end_streams(self) -> None:
-        """Let go of everybody who only listens."""
+        """End all event streams and downloads."""
         self._closing = True
         self._downloads.close()
         for writer in self._streams:
@@ -581,19 +584,19 @@ def _answering(endpoint: Callable[[Request], Awaitable[Response]]) -> Handler:
     return handler
 
 
-def _rewritten(instance: Instance, told: dict[str, Any], body: bytes) -> bytes:
-    """A body as its model shall get it."""
+def _rewrite_body(instance: Instance, fields: dict[str, Any], body: bytes) -> bytes:
+    """Return the body as the model's process gets it."""
     if not instance.model.rewrite:
         return body
-    instance.model.rewrite.apply(told, str(told["model"]))
-    if isinstance(told.get("seed"), int):
-        told["seed"] = number_json(told["seed"])
-    return orjson.dumps(told)
+    instance.model.rewrite.apply(fields, str(fields["model"]))
+    if isinstance(fields.get("seed"), int):
+        fields["seed"] = number_json(fields["seed"])
+    return orjson.dumps(fields)
 
 
-def _model_of(told: object) -> str:
-    """The model that a body names."""
-    name = told.get("model") if isinstance(told, dict) else None
+def _model_of(fields: object) -> str:
+    """Return the model that a body names; "" if there is none."""
+    name = fields.get("model") if isinstance(fields, dict) else None
     return name if isinstance(name, str) else ""
 
 
@@ -612,7 +615,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def model_json(instance: Instance, now: int) -> dict[str, Any]:
-    """A model as an entry of `/v1/models`; with what its process says of itself while that runs."""
+    """Return a model's entry in `/v1/models`, with its process's own fields while it runs."""
     model, child = instance.model, instance.child
     status: dict[str, Any] = {"value": instance.shown_status, "args": list(child.args if child else model.launch.args)}
     if model.preset:
@@ -669,8 +672,8 @@ def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any
     }
 
 
-class RouterServer(EndingServer):
-    """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
+class RouterServer(GracefulServer):
+    """uvicorn server that stops the model processes before it exits; a second signal kills everything."""
 
     router: Router | None = None
     tools: ToolsApi | None = None
@@ -699,20 +702,20 @@ class RouterServer(EndingServer):
 
 
 def _swap_config(flags: Parsed) -> SwapConfig | None:
-    """The configuration in llama-swap's form, where one is named. Raises SwapConfigError."""
+    """Return llama-swap's configuration if the flags name a file. Raises SwapConfigError."""
     return read_swap_config(flags.llama_swap) if flags.llama_swap else None
 
 
 def _catalog(flags: Parsed) -> Catalog:
-    """The models that all flags name. Raises FlagError, CatalogError, PresetError, SwapConfigError."""
+    """Return the models selected by all flags. Raises FlagError, CatalogError, PresetError, SwapConfigError."""
     config = _swap_config(flags)
     return catalogs.load(flags, config.models if config else ())
 
 
 def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda model: 0) -> RouterServer:
-    """A server that is ready to run. `need_of`: bytes of memory that a model needs, 0 if unknown.
+    """Return a server that is ready to run. `need_of`: returns the bytes of memory a model needs, 0 if unknown.
 
-    Raises FlagError, CatalogError, PresetError, SwapConfigError: models that cannot be listed.
+    Raises FlagError, CatalogError, PresetError, SwapConfigError if the models cannot be listed.
     """
     config = _swap_config(flags)
     catalog = catalogs.load(flags, config.models if config else ())
@@ -723,7 +726,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
         access = replace(access, api_keys=(*access.api_keys, *(key.encode() for key in config.api_keys)))
         preload += [name for name in config.preload if name not in preload]
         if "models_max" not in flags.given:
-            models_max = 0  # its groups say what runs side by side
+            models_max = 0  # llama-swap's groups decide
         if "log_verbosity" not in flags.given and not flags.verbose:
             level = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}.get(config.log_level)
             if level is not None:
@@ -734,10 +737,10 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
         )
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
-    application: list[Counted] = []
+    application: list[RequestCounter] = []
     limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
 
-    def make() -> Counted:
+    def make() -> RequestCounter:
         router = server.router = Router(
             catalog,
             settings,
@@ -755,10 +758,10 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
         access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
-        application.append(Counted(RefusalLog(access), router.traffic, router.endpoint, prefix))
+        application.append(RequestCounter(RefusalLog(access), router.traffic, router.endpoint, prefix))
         return application[0]
 
-    # Each request has a connection to its model besides the client's.
+    # Each request needs a second connection, to its model.
     limit = (raise_file_limit() - RESERVED_FILES) // 2
     connections = ConnectionLimits(min(limit, settings.max_connections or limit), settings.timeout)
     refuse = busy_app(
@@ -772,7 +775,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
         cast(Any, refuse),
         key=settings.ssl_key,
         certificate=settings.ssl_cert,
-        proxied=False,  # what a proxy says of its client is passed on as it came
+        proxied=False,  # X-Forwarded-For is forwarded unchanged
     )
     server = RouterServer(options)
     server.tools = tools
@@ -783,21 +786,21 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
 
 
 def _memory_limit(flags: Parsed) -> int:
-    """Bytes of memory for all models together; 0: no limit. Raises FlagError."""
+    """Return the bytes of memory for all models together; 0: no limit. Raises FlagError."""
     if flags.models_memory is None:
         return memory().total
     return 0 if flags.models_memory.strip() == "0" else memory_size(flags.models_memory, "--models-memory")
 
 
 def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket], need_of: NeedOf) -> int:
-    """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
+    """Serve many models until a signal arrives; return the exit code. Raises as `make_server` does."""
     server = make_server(settings, flags, need_of)
     for note in settings.notes:
         log.info("%s", note)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
     for address in addresses:
         log.info("server listening on %s", address)
-    with announced("router", addresses, settings.switches.api_prefix):
+    with announce("router", addresses, settings.switches.api_prefix):
         try:
             server.run(sockets=sockets)
         finally:
@@ -807,7 +810,7 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
 
 
 def _log_models(models: list[RoutedModel]) -> None:
-    log.info("router: %d model(s), each loaded when a request names it", len(models))
+    log.info("router: %d model(s), loaded on request", len(models))
     for model in models:
         aliases = f" (aliases: {', '.join(model.aliases)})" if model.aliases else ""
         tags = f" [tags: {', '.join(model.tags)}]" if model.tags else ""

@@ -1,7 +1,6 @@
-"""llama-swap's `config.yaml`, read as it is: commands of any server, names, groups, time to live.
+"""Reader for llama-swap's `config.yaml`: server commands, names, groups, time to live.
 
-Keys, defaults and their meaning are those of llama-swap's `config.example.yaml`. What it has and we do not do is named
-in the log.
+Keys, defaults and meanings follow llama-swap's `config.example.yaml`. Unsupported keys are logged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger("llamado.router")
 
 
 class SwapConfigError(LlamadoError):
-    """A `config.yaml` that cannot be used."""
+    """A `config.yaml` is invalid."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -38,7 +37,7 @@ def _words(text: str) -> frozenset[str]:
 _TOP = _words(
     "healthCheckTimeout logLevel startPort macros models groups hooks globalTTL includeAliasesInList apiKeys peers"
 )
-# Known, and without meaning here.
+# Known keys without effect here.
 _QUIET = _words("logTimeFormat logToStdout logRequests metricsMaxInMemory captureBuffer sendLoadingState")
 _MODEL = _words(
     "cmd cmdStop proxy checkEndpoint ttl aliases env useModelName filters unlisted concurrencyLimit name description "
@@ -57,7 +56,7 @@ _MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class SwapConfig:
-    """What a `config.yaml` says."""
+    """Contents of a `config.yaml`."""
 
     models: list[RoutedModel]
     peers: tuple[Peer, ...] = ()
@@ -116,7 +115,7 @@ def read_swap_config(path: str | Path) -> SwapConfig:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise SwapConfigError(f"--config {path}: no YAML: {error}") from None
     if _is_huge(root):
-        raise SwapConfigError(f"--config {path}: its parts refer to one another without end")
+        raise SwapConfigError(f"--config {path}: its aliases expand without end")
     reader = _ConfigReader(str(path), 0)
     top = reader.mapping("the file", root)
     reader.check("", top, _TOP | _QUIET)
@@ -130,7 +129,7 @@ def read_swap_config(path: str | Path) -> SwapConfig:
 
 
 def _is_huge(root: Any) -> bool:
-    """Whether written out in full, without references, the file would be larger than anything real; or endless."""
+    """Return True if the file, with YAML aliases expanded, is unreasonably large or endless."""
     left = [root]
     for _ in range(200_000):
         if not left:
@@ -171,14 +170,14 @@ def _read(reader: _ConfigReader, top: dict[str, Any]) -> SwapConfig:
             log.warning("%s: hooks.on_startup.preload: there is no model %r", reader.path, name)
     keys = [str(_fill(reader, "apiKeys", key, {})) for key in reader.texts("apiKeys", top.get("apiKeys"))]
     if not all(key.strip() for key in keys):
-        # An empty key would let everybody in.
+        # An empty key would match requests without one.
         raise reader.fail("apiKeys", "a key is empty")
     level = str(top.get("logLevel") or "info").strip().lower()
     return SwapConfig(models=models, peers=peers, api_keys=tuple(keys), preload=tuple(preload), log_level=level)
 
 
 def _peers(reader: _ConfigReader, given: Any, macros: Mapping[str, Any], names: Set[str]) -> tuple[Peer, ...]:
-    """Servers elsewhere. `names`: those of this router's own models."""
+    """Return the peers. `names`: names of this router's own models."""
     peers = []
     for name, value in reader.mapping("peers", given).items():
         where = f"peers.{name}"
@@ -205,7 +204,7 @@ def _peers(reader: _ConfigReader, given: Any, macros: Mapping[str, Any], names: 
 
 
 def _groups(reader: _ConfigReader, given: Any, models: Mapping[str, Any]) -> dict[str, Group]:
-    """Each model's group."""
+    """Return each model's group."""
     member_of: dict[str, Group] = {}
     for name, value in reader.mapping("groups", given).items():
         where = f"groups.{name}"
@@ -229,7 +228,7 @@ def _groups(reader: _ConfigReader, given: Any, models: Mapping[str, Any]) -> dic
 def _macros(
     reader: _ConfigReader, where: str, name: str, body: dict[str, Any], outer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a model's texts may refer to: the file's macros, its own, and a port where it asks for one."""
+    """Return the macros of a model: the file's, its own, and PORT if it is used."""
     macros: dict[str, Any] = {**outer, **reader.mapping(f"{where}.macros", body.get("macros")), "MODEL_ID": name}
     for key, value in macros.items():
         if isinstance(value, (dict, list)):
@@ -242,7 +241,7 @@ def _macros(
 
 
 def _is_address(url: str) -> bool:
-    """Whether a URL says where a command listens."""
+    """Return True if `url` is an HTTP address that a command can listen on."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -251,7 +250,7 @@ def _is_address(url: str) -> bool:
 
 
 def _environment(reader: _ConfigReader, where: str, body: dict[str, Any], macros: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of a model's process."""
+    """Return the environment of a model's process."""
     env = dict(presets.environment())
     for text in reader.texts(f"{where}.env", body.get("env")):
         variable, equals, value = str(_fill(reader, f"{where}.env", text, macros)).partition("=")
@@ -283,7 +282,7 @@ def _model(
         return str(_fill(reader, f"{where}.{key}", value, macros))
 
     def shown(key: str) -> str:
-        """A text for people; numbers and the like are taken as they are written."""
+        """Return a display text; numbers and the like are converted to text."""
         return str(_fill(reader, f"{where}.{key}", str(body.get(key) or ""), macros)).strip()
 
     def words(key: str) -> list[str]:
@@ -303,7 +302,7 @@ def _model(
     check = filled("checkEndpoint", "/health").strip()
     env = _environment(reader, where, body, macros)
     own_ttl = reader.number(f"{where}.ttl", body.get("ttl"), -1.0)
-    # ${PID} is known when the process runs.
+    # ${PID} is replaced when the process runs.
     stop = words("cmdStop")
     aliases, titles = _aliases(reader, where, body.get("aliases"), macros)
     rewrite = _rewrite(reader, where, body, macros)
@@ -336,7 +335,7 @@ def _model(
 def _aliases(
     reader: _ConfigReader, where: str, given: Any, macros: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, str]]:
-    """Aliases, as texts or as `{id, name, unlisted}`, and the titles of those that may be listed."""
+    """Return the aliases, given as texts or as `{id, name, unlisted}`, and the titles of listable ones."""
     if given is not None and not isinstance(given, list):
         raise reader.fail(f"{where}.aliases", f"expected a list, got {given!r:.60}")
     names: list[str] = []
@@ -372,7 +371,7 @@ def _rewrite(reader: _ConfigReader, where: str, body: dict[str, Any], macros: Ma
 
 
 def _expanded(value: Any, macros: Mapping[str, Any]) -> Iterator[str]:
-    """All texts in a value, with the macros' texts that they lead to."""
+    """Yield all texts in a value, including those of macros they refer to, directly or not."""
     if isinstance(value, dict):
         for item in value.values():
             yield from _expanded(item, macros)
@@ -392,7 +391,7 @@ def _expanded(value: Any, macros: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fill(reader: _ConfigReader, where: str, value: Any, macros: Mapping[str, Any]) -> Any:
-    """The value with its macros replaced; a text that is nothing but a macro takes the macro's type."""
+    """Return the value with macros expanded; a text that consists of one macro takes the macro's type."""
     if isinstance(value, dict):
         return {
             str(_fill(reader, where, str(key), macros)): _fill(reader, where, item, macros)
@@ -402,7 +401,7 @@ def _fill(reader: _ConfigReader, where: str, value: Any, macros: Mapping[str, An
         return [_fill(reader, where, item, macros) for item in value]
     if not isinstance(value, str):
         return value
-    # Macros may hold macros; a circle among them would never end.
+    # Macros may contain macros; the bound stops cycles.
     for _ in range(32):
         whole = _MACRO.fullmatch(value.strip())
         if whole and whole[1] in macros and not isinstance(macros[whole[1]], str):
@@ -432,7 +431,7 @@ def _one(reader: _ConfigReader, where: str, name: str, macros: Mapping[str, Any]
 
 
 def command(text: str) -> list[str]:
-    """Words of a command over several lines, without comments and backslashes at the ends of lines.
+    """Split a multi-line command into words, without comments and trailing backslashes.
 
     Raises SwapConfigError.
     """

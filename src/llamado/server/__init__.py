@@ -1,1 +1,1 @@
-"""HTTP: llama-server's endpoints over an engine. Knows requests and events, nothing of tensors."""
+"""The HTTP server: llama-server's endpoints over an engine. Handles requests and events, no tensors."""

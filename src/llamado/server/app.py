@@ -1,4 +1,4 @@
-"""The ASGI application: routes, error bodies, and what is in front of them (keys, CORS, loading, sleep, records)."""
+"""The ASGI application: routes, error bodies, and the layers before them (keys, CORS, loading, sleep, records)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, OWN, Access
+from llamado.http.access import HEALTH, PRIVILEGED, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
-from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
+from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
-from llamado.server.api.cluster.lab import lab_router
-from llamado.server.api.cluster.routes import MEMBERS, cluster_router
+from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
+from llamado.server.api.cluster.lab_routes import lab_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
@@ -52,8 +52,8 @@ log = logging.getLogger("llamado.server")
 
 _LONGEST_PATH = _LONGEST_REASON = 300  # characters of a log line
 
-# What probes, dashboards and `llamado top` ask for every few seconds: it is in the log already where it matters.
-_LOOKED_AT = QUIET | {"/slots"}
+# Endpoints that probes, dashboards and `llamado top` poll every few seconds; successful requests are logged as DEBUG.
+_POLLED = QUIET | {"/slots"}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -64,7 +64,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    # The router's own errors are an unknown path and a wrong method; llama-server calls both 404.
+    # Starlette's own errors are an unknown path (404) and a wrong method (405); llama-server answers both with 404.
     status = error.status_code if isinstance(error, HTTPException) else 404
     if status in (404, 405):
         return error_response(not_found(), request.scope["path"])
@@ -73,20 +73,20 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 class ServerApp:
-    """What every request goes through before the routes see it; notes what became of it."""
+    """The layers around the routes: access rules, waking the model, and the record of each request."""
 
     def __init__(self, app: Starlette, state: ServerState) -> None:
         self._app = app
         self._state = state
         self._prefix = state.switches.api_prefix
-        # What needs no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page among it, so that
-        # a browser can show it and ask for the key.
+        # Paths without a key (`get_public_endpoints` in tools/server/server-http.cpp, b11434). The page is one of them:
+        # it asks for the key.
         switches = state.switches
         wanted = switches.predict
         self._probes = HEALTH if wanted is None else HEALTH | {wanted.health}
         self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
-        public = HEALTH | MEMBERS | frozenset(START) | self._page
-        guarded = frozenset() if switches.cluster_token is None else MEMBERS
+        public = HEALTH | MEMBER_PATHS | frozenset(START) | self._page
+        guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
         self.access = Access(
             self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
         )
@@ -98,7 +98,7 @@ class ServerApp:
         state = self._state
         headers = dict(scope["headers"])
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
-        record.client = scope["client"][0] if scope.get("client") else _asked_for(headers)
+        record.client = scope["client"][0] if scope.get("client") else _forwarded_client(headers)
         token = current.set(record)
         usage_id = headers.get(USAGE_HEADER, b"").decode("latin-1")
         if is_usage_id(usage_id):
@@ -106,12 +106,12 @@ class ServerApp:
         number = state.live.requests.begin(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
         try:
-            await self.access(scope, receive, _noting(send, record))
+            await self.access(scope, receive, _recorded(send, record))
         except BaseException:
             record.status = record.status or 500
             raise
         finally:
-            self._note(record, number)
+            self._finish(record, number)
             failed = record.status >= 400 and record.status != CLIENT_GONE
             state.usage.end(usage_id, 0 if failed else record.used_tokens)
             if span is not None and state.tracing is not None:
@@ -119,11 +119,11 @@ class ServerApp:
             current.reset(token)
 
     async def _awake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the routes answer, with a model that is awake where they need one."""
+        """Call the routes; first wake the model if the endpoint needs it."""
         try:
             sleep = self._state.sleep
             path = scope["path"]
-            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | PRIVILEGED
             quiet = quiet or path.startswith("/v1/models/")
             if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)
@@ -139,25 +139,25 @@ class ServerApp:
                 record.route = getattr(scope.get("route"), "path", "")
 
     def _unready(self, path: str) -> tuple[int, bytes] | None:
-        """Return the answer while the model is loaded; the page and the metrics are there already."""
+        """Return status and body for a path that is not available while the model is loading, else None."""
         if self._state.served is not None or path in self._page or path == "/metrics":
             return None
         status, body = health_body(self._state)
         if path in OLLAMA:
             body = orjson.dumps({"error": reason_of(body)})
         elif path in ANTHROPIC:
-            told = orjson.loads(body)
-            body = orjson.dumps(told | anthropic_error(ApiError("unavailable_error", told["error"]["message"])))
+            fields = orjson.loads(body)
+            body = orjson.dumps(fields | anthropic_error(ApiError("unavailable_error", fields["error"]["message"])))
         return status, body
 
     def refused(self, scope: Scope, status: int) -> None:
-        """Count a request that was answered before it came here."""
+        """Count a request that the connection limits refused before it reached the application."""
         self._count(scope["method"], scope["path"], "", status, 0.0)
 
     def _count(
         self, method: str, path: str, route: str, status: int, seconds: float, *, cancelled: bool = False
     ) -> None:
-        """Count a request under the endpoint that it was for, also if it was turned away before it got there."""
+        """Count a request under its endpoint, also if it was refused before it reached the endpoint."""
         path = path.removeprefix(self._prefix)
         endpoint = route or self._endpoint("GET" if method == "HEAD" else method, path) or OTHER
         probe = path in self._probes
@@ -171,7 +171,8 @@ class ServerApp:
                 return str(getattr(route, "path", ""))
         return ""
 
-    def _note(self, record: Record, number: int) -> None:
+    def _finish(self, record: Record, number: int) -> None:
+        """Count and log a request that ended."""
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
@@ -179,8 +180,8 @@ class ServerApp:
         self._count(record.method, record.path, record.route, record.status, seconds, cancelled=cancelled)
         model = self._state.served.info.name if self._state.served else ""
         self._state.live.requests.end(number, record, model, cancelled=cancelled)
-        looks = record.method in ("GET", "HEAD") and record.path.removeprefix(self._prefix) in _LOOKED_AT
-        level = logging.DEBUG if looks and record.status in (200, 503) else logging.INFO
+        is_poll = record.method in ("GET", "HEAD") and record.path.removeprefix(self._prefix) in _POLLED
+        level = logging.DEBUG if is_poll and record.status in (200, 503) else logging.INFO
         if not log.isEnabledFor(level):
             return
         first = None if record.first_token is None else record.first_token - record.began
@@ -195,30 +196,33 @@ class ServerApp:
             "cached_tokens": record.n_cached,
             "predicted_tokens": record.n_predicted,
         }
-        told = [f"{seconds * 1e3:.1f} ms"]
+        parts = [f"{seconds * 1e3:.1f} ms"]
         if record.n_prompt:
             cached = f" ({record.n_cached} cached)" if record.n_cached else ""
-            told.append(f"{model}: {record.n_prompt}{cached} + {record.n_predicted} tokens")
+            parts.append(f"{model}: {record.n_prompt}{cached} + {record.n_predicted} tokens")
         if first is not None:
             fields["first_token_ms"] = round(first * 1e3, 3)
-            told.append(f"first after {first * 1e3:.1f} ms")
+            parts.append(f"first after {first * 1e3:.1f} ms")
         if record.tokens_per_second:
             fields["tokens_per_second"] = round(record.tokens_per_second, 3)
-            told.append(f"{record.tokens_per_second:.1f} tokens/s")
+            parts.append(f"{record.tokens_per_second:.1f} tokens/s")
         if cancelled:
             fields["cancelled"] = True
-            told.append("cancelled: its client went away")
+            parts.append("cancelled: its client went away")
         if record.reason:
             fields["reason"] = record.reason
-            told.append(record.reason)
+            parts.append(record.reason)
         path = record.path[:_LONGEST_PATH]
         client = f"{record.client} " if record.client else ""
-        line = f"{client}{record.method} {path} {record.status}, {', '.join(told)}"
+        line = f"{client}{record.method} {path} {record.status}, {', '.join(parts)}"
         log.log(level, "%s", line, extra={"fields": fields})
 
 
-def _asked_for(headers: dict[bytes, bytes]) -> str:
-    """Who asked a router or proxy, where this server has a Unix socket, which only programs of this machine reach."""
+def _forwarded_client(headers: dict[bytes, bytes]) -> str:
+    """Return the client of the router or proxy in front of this server, or "".
+
+    Called for connections over a Unix socket, where only programs of this machine can set the header.
+    """
     peer = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("latin-1")
     try:
         return str(ipaddress.ip_address(peer))
@@ -226,11 +230,11 @@ def _asked_for(headers: dict[bytes, bytes]) -> str:
         return ""
 
 
-def _noting(send: Send, record: Record) -> Send:
-    """`send` that notes status, time and the reason of a refusal, and names the request in the answer."""
+def _recorded(send: Send, record: Record) -> Send:
+    """Wrap `send` to record status and error message, and to add the request's id to the response headers."""
     id = (b"x-request-id", record.id.encode("ascii"))
 
-    async def send_noting(message: Message) -> None:
+    async def send_recorded(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             message["headers"] = [*message["headers"], id]
@@ -238,21 +242,21 @@ def _noting(send: Send, record: Record) -> Send:
             record.reason = reason_of(message.get("body", b""))[:_LONGEST_REASON]
         await send(message)
 
-    return send_noting
+    return send_recorded
 
 
 def reason_of(body: bytes) -> str:
-    """What an error's body says in any of the APIs' forms, or "" where it is none."""
+    """Return the message of an error body in the form of any API, or "" for another body."""
     try:
-        told = orjson.loads(body)
-        error = told.get("error", told)  # `/tools` has no object around it
+        fields = orjson.loads(body)
+        error = fields.get("error", fields)  # `/tools` has no object around it
         return error if isinstance(error, str) else str(error["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 
 def create_app(state: ServerState) -> ServerApp:
-    """The application for one server; call it inside the event loop that will run it."""
+    """Return the application of one server; call it inside the event loop that will run it."""
     handlers: dict[Any, Any] = {
         LlamadoError: _answer_error,
         HTTPException: _answer_http_error,
@@ -279,7 +283,7 @@ def create_app(state: ServerState) -> ServerApp:
     if (wanted := state.switches.predict) is not None:
         paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")
         routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
-    # Behind `predict`, which is for the model alone.
+    # After `predict`, which offers only endpoints of the model.
     routers.append(tools_router(state))
     about = Routes("about")
 
@@ -292,7 +296,7 @@ def create_app(state: ServerState) -> ServerApp:
     if state.switches.static_path:
         from starlette.staticfiles import StaticFiles
 
-        # Behind all endpoints, so that no file can stand in for one.
+        # After all endpoints, so that no file can replace one.
         app.mount("/", StaticFiles(directory=state.switches.static_path, html=True))
     elif state.switches.page:
         app.router.routes += page_routes()

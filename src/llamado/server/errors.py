@@ -1,20 +1,29 @@
-"""Errors of the lower rooms as answers."""
+"""Translation of the errors of lower packages into error responses."""
 
 from __future__ import annotations
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InputTooLarge, InvalidRequest, QueueFull, Unavailable
-from llamado.http.errors import STATUS, ApiError, ClientGone, invalid, loading, not_found, not_supported, unexpected
+from llamado.http.errors import (
+    STATUS,
+    ApiError,
+    ClientDisconnected,
+    invalid,
+    loading,
+    not_found,
+    not_supported,
+    unexpected,
+)
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
 __all__ = ["STATUS", "ApiError", "invalid", "loading", "not_found", "not_supported", "translate"]
 
 RETRY_AFTER = 5
-"""Seconds: a worker that was started again is found within that."""
+"""Seconds in `Retry-After`: a restarted worker rejoins within this time."""
 
 
 def translate(error: Exception) -> ApiError:
-    """The body for an error of a lower room."""
+    """Return the API error for an error of any package."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextExceeded):
@@ -22,7 +31,9 @@ def translate(error: Exception) -> ApiError:
         return ApiError("exceed_context_size_error", str(error), **extra)
     if isinstance(error, InputTooLarge):
         return ApiError("exceed_context_size_error", str(error), n_prompt_tokens=error.n_tokens, n_ctx=error.n_batch)
-    if isinstance(error, (ClientGone, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
+    if isinstance(
+        error, (ClientDisconnected, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)
+    ):
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""From settings to a loaded model behind the endpoints."""
+"""Loading of a server's model from its settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, Report, as_share
 from llamado.http.logs import EVERYTHING
-from llamado.server.model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
+from llamado.server.model import AdapterInfo, Grammars, ModelInfo, ServedEmbeddings, ServedModel
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings
 
@@ -33,22 +33,22 @@ _FILE_TYPES = {
     17: "Q5_K - Medium", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
 _COMPILING = "compiling kernels for this processor: the first start takes some seconds for it, later ones find them"
-_COMPILE_SECONDS = 2.0  # until it is said
-_FETCH_SECONDS = 5.0  # between two lines of the log about a model that is fetched
+_COMPILE_SECONDS = 2.0  # of compiling before it is logged
+_FETCH_SECONDS = 5.0  # between two log lines with the progress of a download
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 # `tokenizer.ggml.model` → `llama_vocab_type`.
 _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
-def load_served(settings: Settings, report: Callable[[float, str], None]) -> Served:
-    """Load the model of a server and describe it; `report` hears which share of that is done. Raises LlamadoError."""
+def load_served(settings: Settings, report: Callable[[float, str], None]) -> ServedModel:
+    """Load the model of a server and describe it. `report`: called with the share that is done. Raises LlamadoError."""
     from llamado.engine.loaded_model import LoadedModel
 
-    said = LoadLog(as_share(report))
+    load_log = LoadLog(as_share(report))
     try:
-        llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=said)
+        llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=load_log)
     finally:
-        said.end()
+        load_log.end()
     try:
         return serve_llama(settings, llama)
     except BaseException:
@@ -57,33 +57,33 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
 
 
 class LoadLog:
-    """Hears how far a model is, and says in the log what takes long: fetching it, and compiling kernels."""
+    """A progress callback that logs the slow parts of loading: fetching the model, and compiling kernels."""
 
-    def __init__(self, heard: Report, patience: float = _COMPILE_SECONDS) -> None:
-        """`heard` hears all of it; `patience`: seconds of compiling until that is said."""
-        self._heard = heard
-        self._fetch_said: float | None = None
+    def __init__(self, report: Report, patience: float = _COMPILE_SECONDS) -> None:
+        """`report`: called with every progress, too. `patience`: seconds of compiling before it is logged."""
+        self._report = report
+        self._last_fetch_log: float | None = None
         self._fetched = False
         self._timer = threading.Timer(patience, log.info, [_COMPILING])
         self._timer.daemon = True
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        self._heard(what, done, total)
+        self._report(what, done, total)
         if what == COMPILING and self._timer.ident is None:
             self._timer.start()
         if what.startswith(FETCHING) and not self._fetched:
             now, self._fetched = time.monotonic(), bool(total) and done == total
-            if self._fetch_said is None or now - self._fetch_said >= _FETCH_SECONDS or self._fetched:
-                self._fetch_said = now
+            if self._last_fetch_log is None or now - self._last_fetch_log >= _FETCH_SECONDS or self._fetched:
+                self._last_fetch_log = now
                 log.info("%s: %.1f%s MB", what, done / 1e6, f" of {total / 1e6:.1f}" if total else "")
 
     def end(self) -> None:
-        """Nothing is loaded any more."""
+        """Cancel the timer: loading ended."""
         self._timer.cancel()
 
 
-def serve_llama(settings: Settings, llama: LoadedModel) -> Served:
-    """A loaded model behind the endpoints."""
+def serve_llama(settings: Settings, llama: LoadedModel) -> ServedModel:
+    """Return the served form of a loaded model."""
     generates = llama.model.generates
     if generates and log.isEnabledFor(EVERYTHING):
         from llamado.engine.forward.runner import ModelRunner
@@ -92,7 +92,7 @@ def serve_llama(settings: Settings, llama: LoadedModel) -> Served:
             names = [device.name for device in llama.forward.devices]
             for line in layer_devices(names, llama.forward.placement, llama.model.hparams.n_layer):
                 log.log(EVERYTHING, "%s", line)
-    return Served(
+    return ServedModel(
         engine=llama.engine,
         tokenizer=llama.tokenizer,
         template=llama.template,
@@ -113,7 +113,7 @@ def _grammars(settings: Settings, llama: LoadedModel) -> Grammars:
 
     grammars = GrammarCompiler(llama.tokenizer)
     if settings.switches.grammar is not None:
-        grammars.compile(settings.switches.grammar)  # one that cannot be used is found now, not by every request
+        grammars.compile(settings.switches.grammar)  # an invalid one fails the start, not every request
     return grammars
 
 
@@ -124,7 +124,7 @@ def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) 
         pooling=embedder.pooling,
         max_tokens=embedder.max_tokens,
         normalize=options.embd_normalize,
-        # llama-server ranks where it was told to, whatever the file says.
+        # As in llama-server, flags decide, not the pooling type of the file.
         reranks=options.reranking or options.pooling == "rank",
         pair=lambda query, document: pair(query, document, llama.tokenizer, template),
     )
@@ -133,7 +133,7 @@ def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) 
 def describe(
     settings: Settings, file: GGUFFile, model: Model, tokenizer: Tokenizer, template: ChatTemplate, n_ctx: int
 ) -> ModelInfo:
-    """Facts about a model whose slots have a context of `n_ctx` tokens."""
+    """Return the facts of a model. `n_ctx`: context of a slot, in tokens."""
     metadata = file.metadata
     names = settings.aliases or (settings.source.name,)
 

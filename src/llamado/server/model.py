@@ -1,4 +1,4 @@
-"""What the HTTP room needs of a loaded model: an engine, a tokenizer, a chat template, facts to show."""
+"""The served model, as the HTTP server uses it: engine, tokenizer, chat template, and facts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from llamado.text.template.chat import ChatTemplate
 if TYPE_CHECKING:
     from llamado.engine.topology.layout import LayoutPart, LayoutPrediction
     from llamado.engine.topology.membership import JoinedWorker
-    from llamado.engine.topology.view import ClusterView, Mark
+    from llamado.engine.topology.observer import Mark
+    from llamado.engine.topology.view import ClusterView
     from llamado.text.grammar.compiler import Constraint
 
 
 class ServedEngine(Protocol):
-    """The engine as seen from here; every method may be called from any thread and returns at once."""
+    """The engine of a served model. Methods may be called from any thread and return at once."""
 
     def submit(
         self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
@@ -35,38 +36,41 @@ class ServedEngine(Protocol):
 
 
 class ServedCluster(Protocol):
-    """The machines a model is divided among, as seen from here; every method may be called from any thread."""
+    """The machines that a model is split across. Methods may be called from any thread."""
 
     def view(self) -> ClusterView:
-        """As it is now; returns at once."""
+        """Return the current state; returns at once."""
 
     def mark(self) -> Mark:
-        """Another one once something changed that is more than figures; returns at once."""
+        """Return a value that changes with everything in the view but measurements; returns at once."""
 
     def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
-        """What a layout would take; may take long."""
+        """Predict the times of a layout; may block for long."""
 
     def lay_out(self, parts: Sequence[LayoutPart]) -> None:
-        """Moves layers; takes long."""
+        """Move layers; blocks for long."""
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
-        """Takes a worker in; takes long."""
+        """Add a worker; blocks for long."""
 
     def drain(self, endpoint: str) -> None:
-        """Lets a worker go; takes long."""
+        """Remove a worker; blocks for long."""
 
 
 class ServedLab(Protocol):
-    """Links that are made slower, workers that are killed; any thread. Raises a LlamadoError for what is not of it."""
+    """The latency lab: links with simulated delays, and workers to kill. Methods may be called from any thread.
+
+    They raise a LlamadoError for an endpoint outside of the lab.
+    """
 
     def view(self) -> list[dict[str, object]]:
-        """The links as they are; returns at once."""
+        """Return the links; returns at once."""
 
     def link_to(self, worker: str) -> str:
-        """The link's endpoint, by which the engine knows the worker at an address; the address where there is none."""
+        """Return the endpoint of a worker's link, to which the engine connects, or its address if it has no link."""
 
     def set(self, links: Mapping[str, tuple[float, float, float | None]]) -> None:
-        """Milliseconds of delay and jitter, and bits per second, by endpoint."""
+        """Set delay (ms), jitter (ms) and bandwidth (bits per second) of links by endpoint."""
 
     def kill(self, endpoint: str) -> None: ...
 
@@ -74,7 +78,7 @@ class ServedLab(Protocol):
 
 
 class ServedEmbedder(Protocol):
-    """What makes vectors of texts, as seen from here; every method may be called from any thread."""
+    """The embedder of a served model. Methods may be called from any thread."""
 
     def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]: ...
 
@@ -83,29 +87,29 @@ class ServedEmbedder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEmbeddings:
-    """How a server embeds and ranks."""
+    """Embedding and reranking with a served model."""
 
     embedder: ServedEmbedder
     pooling: Pooling
     max_tokens: int
-    """The most tokens of a text."""
+    """Most tokens of a text."""
     normalize: int = 2
-    """The norm that embeddings get where a request does not say; see `engine.pooling.normalize`."""
+    """Default norm of embeddings; see `engine.embedding.pooling.normalize`."""
     reranks: bool = False
     pair: Callable[[str, str], list[int]]
-    """The tokens of a query and a document, as the model wants them to score the document."""
+    """Return the tokens of a query and a document in the model's form for reranking."""
 
 
 class ServedTokenizer(Protocol):
-    """Text to tokens and back."""
+    """The tokenizer of a served model."""
 
     n_vocab: int
     eog: frozenset[int]
-    """The tokens that end an answer."""
+    """End-of-generation tokens."""
     bos: int | None
     add_bos: bool
     fim_pre: int | None
-    """The tokens around a hole in code to fill in; None where the model has none."""
+    """Fill-in-the-middle tokens; None if the vocabulary lacks them."""
     fim_suf: int | None
     fim_mid: int | None
     fim_rep: int | None
@@ -119,7 +123,7 @@ class ServedTokenizer(Protocol):
 
 
 class Grammars(Protocol):
-    """Grammars and schemas as text → what the engine can hold an answer to."""
+    """The compiler of grammars and JSON schemas into the engine's constraints."""
 
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
@@ -138,7 +142,7 @@ class AdapterInfo(NamedTuple):
     prompt_prefix: str = ""
     invocation: tuple[int, ...] = ()
     invocation_text: str = ""
-    """Of an activated LoRA: the tokens with which it begins to work, and their text."""
+    """Tokens that activate an activated LoRA, and their text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,22 +169,22 @@ class ModelInfo:
     eos_token: str = ""
     adapters: tuple[AdapterInfo, ...] = ()
     instruction_set: str = ""
-    """Which kernels this machine's processor runs."""
+    """The instruction set of the kernels on this machine."""
 
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """What a model was loaded from."""
+    """The files of a model and the instruction set of its kernels, for receipts."""
 
     model: str
     files: tuple[tuple[str, str | None], ...]
-    """Name and SHA-256 of each file; None for one that is gone meanwhile."""
+    """Name and SHA-256 of each file; None for a file that is gone."""
     instruction_set: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """A loaded model behind the endpoints."""
+class ServedModel:
+    """A loaded model with all that the endpoints need."""
 
     engine: ServedEngine
     tokenizer: ServedTokenizer
@@ -191,23 +195,23 @@ class Served:
     grammars: Grammars | None = None
     """None: the model does not generate."""
     longest_token: Callable[[], int] = lambda: 0
-    """The most characters of text that one token stands for; 0: nobody knows."""
+    """Return the most characters of one token's text; 0 if unknown."""
     n_batch: int = 2048
-    """Tokens of a logical batch; what `/infill` cuts its context to."""
+    """Tokens of a logical batch, to which `/infill` cuts its context."""
     embeddings: ServedEmbeddings | None = None
-    """None: the server was not started for embeddings."""
+    """None: the server was started without embeddings."""
     cluster: ServedCluster | None = None
-    """The machines it is divided among; None where it is not."""
+    """The machines that the model is split across; None for a model on one machine."""
     close: Callable[[float], None] = lambda timeout: None
-    """Ends the engine; the argument is the most seconds it may take."""
+    """Close the engine within so many seconds."""
 
     def snapshot(self) -> EngineSnapshot:
-        """The state of all that computes here."""
+        """Return the state of the engine, with the counters and requests of the embedder added."""
         if self.embeddings is None:
             return self.engine.snapshot()
-        ours, theirs = self.engine.snapshot(), self.embeddings.embedder.snapshot()
-        a, b = ours.counters, theirs.counters
-        return ours._replace(
+        engine, embedder = self.engine.snapshot(), self.embeddings.embedder.snapshot()
+        a, b = engine.counters, embedder.counters
+        return engine._replace(
             counters=a._replace(
                 prompt_tokens_total=a.prompt_tokens_total + b.prompt_tokens_total,
                 prompt_seconds_total=a.prompt_seconds_total + b.prompt_seconds_total,
@@ -215,6 +219,6 @@ class Served:
                 n_busy_slots_total=a.n_busy_slots_total + b.n_busy_slots_total,
                 n_tokens_max=max(a.n_tokens_max, b.n_tokens_max),
             ),
-            requests_processing=ours.requests_processing + theirs.requests_processing,
-            requests_deferred=ours.requests_deferred + theirs.requests_deferred,
+            requests_processing=engine.requests_processing + embedder.requests_processing,
+            requests_deferred=engine.requests_deferred + embedder.requests_deferred,
         )

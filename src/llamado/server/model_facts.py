@@ -1,4 +1,4 @@
-"""What a model's file says of it, for people and for programs: architecture, size, context, template, license."""
+"""Facts from the header of a model's file: architecture, size, context, template, license."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from llamado.gguf.reader import GGUFFile
 from llamado.quantize.file_types import file_type_name
 
 FOREVER = timedelta(days=200 * 365)
-"""How long a model stays that nobody unloads, where an API wants a date."""
-_SHOWN = 5  # elements of an array that are shown where not all are wanted, as Ollama does
-_END = 1 << 16  # bytes of a file's end that its digest is made of
+"""Time until a model that is never unloaded expires, for APIs that need a date."""
+_MOST_ELEMENTS = 5  # longer arrays are shown as empty, as Ollama does
+_END = 1 << 16  # bytes of a file's end in its digest
 _HIDDEN = ("general.name", "tokenizer.chat_template")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model without loading it."""
+    """Facts of a model that are read without loading it."""
 
     architecture: str = ""
     n_params: int = 0
     quantization: str = ""
-    """As llama-quantize names it: Q4_K_M."""
+    """llama-quantize's name, such as Q4_K_M."""
     n_ctx_train: int = 0
     n_embd: int = 0
     license: str = ""
@@ -43,57 +43,57 @@ class ModelFacts:
     modified: float = 0.0
     """Seconds since 1970."""
     digest: str = ""
-    """SHA-256 of its files' headers, ends and sizes: reading all of a large file would take minutes."""
+    """SHA-256 of its files' headers, ends and sizes; hashing all of a large file would take minutes."""
     embeds: bool = False
-    """Whether it is made for embeddings and does not generate."""
+    """An embedding model, which does not generate."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The metadata as JSON, with long arrays empty: vocabularies of many models would fill the memory."""
+    """The metadata as JSON. Long arrays are empty, because cached vocabularies of many models would fill the memory."""
     path: str = ""
 
     @property
     def parameter_size(self) -> str:
-        """How many parameters it has, in short: 135M, 7.2B."""
+        """The number of parameters in short form: 135M, 7.2B."""
         return short_number(self.n_params) if self.n_params else ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeHeader:
-    """All that a file says before its weights, as JSON."""
+class FileHeader:
+    """All metadata and the list of tensors of a file, as JSON."""
 
     info: Mapping[str, Any]
     tensors: Sequence[Mapping[str, Any]]
 
 
-_known: dict[tuple[str, int, int], ModelFacts] = {}
+_cache: dict[tuple[str, int, int], ModelFacts] = {}
 
 
 def read_facts(path: str | Path) -> ModelFacts | None:
-    """The facts of a file, read again where it has changed; None for one that is gone or no model."""
+    """Return the facts of a file, cached until it changes; None for a file that is gone or no model."""
     file = Path(path)
     try:
         stat = file.stat()
         key = (str(file), stat.st_size, stat.st_mtime_ns)
-        if key not in _known:
-            _known[key] = _read(file, stat.st_mtime)
-        return _known[key]
+        if key not in _cache:
+            _cache[key] = _read(file, stat.st_mtime)
+        return _cache[key]
     except (OSError, LlamadoError):
         return None
 
 
-def read_whole_header(path: str | Path) -> WholeHeader | None:
-    """All metadata and tensors of a file; None for one that is gone or no model."""
+def read_header(path: str | Path) -> FileHeader | None:
+    """Return all metadata and tensors of a file; None for a file that is gone or no model."""
     try:
         with GGUFFile.open(path) as file:
             tensors = [
                 {"name": info.name, "type": info.type.name, "shape": _shape(info.ne)} for info in file.tensors.values()
             ]
-            return WholeHeader(info=_info(file, everything=True), tensors=tensors)
+            return FileHeader(info=_info(file, complete=True), tensors=tensors)
     except (OSError, LlamadoError):
         return None
 
 
-def _info(file: GGUFFile, *, everything: bool) -> dict[str, Any]:
-    shown = {key: _json(value, everything) for key, value in file.metadata.items() if key not in _HIDDEN}
+def _info(file: GGUFFile, *, complete: bool) -> dict[str, Any]:
+    shown = {key: _json(value, complete) for key, value in file.metadata.items() if key not in _HIDDEN}
     return shown | {"general.parameter_count": _parameters(file)}
 
 
@@ -124,7 +124,7 @@ def _read(path: Path, modified: float) -> ModelFacts:
             modified=modified,
             digest=_digest(file),
             embeds=f"{architecture}.pooling_type" in metadata,
-            info=_info(file, everything=False),
+            info=_info(file, complete=False),
             path=str(path),
         )
 
@@ -156,17 +156,17 @@ def _digest(file: GGUFFile) -> str:
     return made.hexdigest()
 
 
-def _json(value: Value, everything: bool) -> Any:
+def _json(value: Value, complete: bool) -> Any:
     if isinstance(value, (list, np.ndarray, StringArray)):
-        if len(value) > _SHOWN and not everything:
+        if len(value) > _MOST_ELEMENTS and not complete:
             return []
         items = value.tolist() if isinstance(value, np.ndarray) else value
-        return [_json(item, everything) for item in items]
+        return [_json(item, complete) for item in items]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def short_number(n: int) -> str:
-    """A count in three digits or so, as Ollama writes numbers of parameters."""
+    """Return a count in Ollama's short form of parameter counts, such as 135M."""
     for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
         if n >= unit:
             return f"{n / unit:.{0 if n % unit == 0 else digits}f}{letter}"
@@ -174,5 +174,5 @@ def short_number(n: int) -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """A time, in seconds since 1970, as RFC 3339 has it."""
+    """Return a time in seconds since 1970 as RFC 3339 text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""A server process from its first socket to its last answer."""
+"""The server process: its event loop, loading of the model, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from llamado.errors import LlamadoError
 from llamado.http.access import busy_app
 from llamado.http.answer import Scope
 from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
-from llamado.http.running import ServerFile, announced
-from llamado.http.signals import EndingServer
+from llamado.http.running import ServerFile, announce
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
-from llamado.server.model import Served, ServedLab
+from llamado.server.model import ServedLab, ServedModel
 from llamado.server.ops import memory
 from llamado.server.ops.banner import overview
 from llamado.server.ops.discovery import LanWorkers, Listen
@@ -38,17 +38,17 @@ from llamado.tools.api import ToolsApi
 log = logging.getLogger("llamado.server")
 
 Report = Callable[[float, str], None]
-Load = Callable[[Settings, Report], Served]
+Load = Callable[[Settings, Report], ServedModel]
 
-_LAST_WORDS = 1.0
-"""Seconds before the end of the grace in which answers that are cut off can say so."""
+_ERROR_SECONDS = 1.0
+"""Seconds before the end of the grace period in which unfinished answers end with an error."""
 
 PARENT = "LLAMADO_PARENT_FD"
-"""Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
+"""Environment variable with the read end of a pipe from the parent process, which closes when the parent ends."""
 
 
-class _Server(EndingServer):
-    """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
+class _Server(GracefulServer):
+    """uvicorn with watcher tasks, an error for unfinished answers, and a second signal that stops at once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Server(EndingServer):
         watchers: Callable[[], list[Coroutine[None, None, None]]],
         cut_off: Callable[[], None],
     ) -> None:
-        """`cut_off` ends all answers that are under way; it may take a forward pass."""
+        """`cut_off` ends all running answers with an error; it may take a forward pass."""
         super().__init__(config)
         self._watchers = watchers
         self._cut_off = cut_off
@@ -65,9 +65,11 @@ class _Server(EndingServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         if self.config.is_ssl:
-            # uvicorn has no setting for it: who does not even greet is waited for no longer than for headers.
-            patient = loop.create_server
-            loop.create_server = partial(patient, ssl_handshake_timeout=HEADER_SECONDS)  # type: ignore[method-assign]
+            # uvicorn has no setting for the timeout of TLS handshakes.
+            create_server = loop.create_server
+            loop.create_server = partial(  # type: ignore[method-assign]
+                create_server, ssl_handshake_timeout=HEADER_SECONDS
+            )
         await super().startup(sockets)
         self._watching = [asyncio.ensure_future(watcher) for watcher in self._watchers()]
         parent = os.environ.get(PARENT)
@@ -84,14 +86,14 @@ class _Server(EndingServer):
             late.cancel()
 
     async def _end_late_answers(self) -> None:
-        """Have what is not finished in time end with an error of its own, instead of a connection that breaks off."""
-        await asyncio.sleep(GRACE - _LAST_WORDS)
+        """End answers that are not finished in time with an error, instead of a broken connection."""
+        await asyncio.sleep(GRACE - _ERROR_SECONDS)
         if count := len(self.server_state.tasks):
             log.warning("shutdown: %d answer(s) unfinished after %d s; ending them with an error", count, GRACE)
             await asyncio.to_thread(self._cut_off)
 
     def _watch_parent(self, text: str) -> None:
-        """End when the other end of the pipe is closed, as it is when the parent dies, however it dies."""
+        """Shut down when the other end of the pipe is closed, which happens however the parent ends."""
         loop = asyncio.get_running_loop()
         try:
             fd = int(text)
@@ -132,7 +134,7 @@ def _load(
     addresses: list[str],
     announcement: ServerFile,
 ) -> None:
-    """Load the model and say so; a failure is told to whoever asks for /health in this moment, and ends the server."""
+    """Load the model, set `state.served` and log it. On failure, `/health` returns the reason, and the server ends."""
     began = time.perf_counter()
     try:
         served = load(settings, state.report)
@@ -145,25 +147,25 @@ def _load(
     except Exception as error:
         state.failure = f"{type(error).__name__}: {error}"
         log.exception("failed to load model: unexpected error")
-    except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
+    except BaseException as error:  # a library's SystemExit must not leave the server loading forever
         state.failure = repr(error)
         log.error("failed to load model: %r", error)
     else:
-        memory.keep()
+        memory.freeze()
         state.served = served
         state.report(1.0, "ready")
-        announcement.tell(model=served.info.name, path=served.info.path)
+        announcement.update(model=served.info.name, path=served.info.path)
         log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
         for line in overview(settings, served, addresses):
             log.info("%s", line)
-        # Scripts wait for these words, which are llama-server's.
+        # llama-server's log lines, which scripts wait for.
         for address in addresses:
             log.info("server is listening on %s", address)
         log.info("all slots are idle")
     if state.failure is not None:
         while not server.started:
             time.sleep(0.01)
-        time.sleep(0.5)  # whoever asks for /health in this moment hears the reason
+        time.sleep(0.5)  # clients that poll /health get the reason
         server.should_exit = True
 
 
@@ -174,12 +176,13 @@ def serve(
     listen: Listen | None = None,
     lab: ServedLab | None = None,
 ) -> int:
-    """Serve until a signal comes or loading fails; returns the exit code.
+    """Serve until a signal comes or loading fails; return the exit code.
 
-    `load` runs in a thread of its own while `/health` already answers. `listen`: to workers that announce themselves.
+    `load` runs in a thread of its own while `/health` already answers. `listen`: starts a listener for announced
+    workers.
     """
-    # Three threads want the interpreter: the engine's, between two steps; this one; and those that tokenize long
-    # texts. With Python's own 5 ms a turn, each would wait too long for the others.
+    # Three threads share the interpreter: the engine's, between two steps; this one; and those that tokenize long
+    # texts. With Python's default of 5 ms per turn, each would wait too long for the others.
     sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
     logging.getLogger("llamado").addHandler(state.live.log)
@@ -214,7 +217,7 @@ def serve(
     closing, closed = threading.Lock(), False
 
     def close() -> None:
-        """End all answers and free the model, once; whoever comes second waits until it is done."""
+        """End all answers and free the model, once; a concurrent second call waits for the first."""
         nonlocal closed
         with closing:
             if state.served is not None and not closed:
@@ -228,7 +231,7 @@ def serve(
     for note in settings.notes:
         log.info("%s", note)
 
-    with announced("server", addresses, settings.switches.api_prefix) as announcement:
+    with announce("server", addresses, settings.switches.api_prefix) as announcement:
         loader = threading.Thread(
             target=partial(_load, server, state, settings, load, addresses, announcement),
             name="llamado-load",
@@ -245,7 +248,7 @@ def serve(
         state.tracing.close()
     close()
     if state.served is None and loader.is_alive():
-        # The loader may be inside native code that knows no interruption.
+        # The loader may be inside native code, which cannot be interrupted.
         log.info("ended")
         _leave(code)
     log.info("ended")

@@ -1,4 +1,4 @@
-"""What a server is told: the model, the engine, who may enter, where it listens."""
+"""Settings of a server: model, engine, access rules, addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Settings:
     """Everything `serve` needs."""
 
     source: ModelSource
-    """Empty where a router serves several models."""
+    """Empty for a router, which serves several models."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     access: AccessRules = field(default_factory=AccessRules)
     switches: Switches = field(default_factory=Switches)
@@ -30,10 +30,10 @@ class Settings:
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     timeout: int = 3600
-    """Seconds a connection may rest in the middle of a request or an answer."""
+    """Seconds without data after which a connection in the middle of a request or an answer is closed."""
     threads_http: int | None = None
     """Threads for long texts; None: automatic."""
     max_connections: int | None = None
-    """None: as many as the system lets this process open."""
+    """None: the system's limit for this process."""
     otel: bool = False
     tools: ToolSettings = field(default_factory=ToolSettings)

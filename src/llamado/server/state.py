@@ -1,4 +1,4 @@
-"""Where the server stands: loading with progress, ready, or failed."""
+"""The state of a server: loading with progress, ready, or failed; and the parts that endpoints share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from llamado.http.access import AccessRules
 from llamado.http.metrics import Traffic, UsageReports
 from llamado.server.errors import loading
-from llamado.server.live.live import Live
-from llamado.server.model import Served, ServedLab
+from llamado.server.live.live import LiveHistory
+from llamado.server.model import ServedLab, ServedModel
 from llamado.server.switches import Switches
 from llamado.tools.api import ToolsApi
 
 if TYPE_CHECKING:
     from llamado.server.ops.sleep import Sleep
-    from llamado.server.ops.tracing import Tracing
+    from llamado.server.ops.tracing import RequestTracer
 
 
 @dataclass
@@ -26,29 +26,29 @@ class ServerState:
 
     access: AccessRules = field(default_factory=AccessRules)
     switches: Switches = field(default_factory=Switches)
-    served: Served | None = None
+    served: ServedModel | None = None
     failure: str | None = None
     progress: float = 0.0
     stage: str = "starting"
     started: float = field(default_factory=time.time)
     traffic: Traffic = field(default_factory=Traffic)
     sleep: Sleep | None = None
-    """Puts the model to sleep and wakes it; None: it is always awake."""
-    tracing: Tracing | None = None
+    """Unloads the idle model and reloads it; None: the model stays loaded."""
+    tracing: RequestTracer | None = None
     ending: Callable[[], bool] = lambda: False
-    """Whether the process finishes what it has: what is sent without end comes to its end."""
+    """Return True during shutdown, when endless streams must end."""
     lab: ServedLab | None = None
     """None: `--lab` was not given."""
     tools: ToolsApi = field(default_factory=ToolsApi)
-    live: Live = field(default_factory=Live)
+    live: LiveHistory = field(default_factory=LiveHistory)
     usage: UsageReports = field(default_factory=UsageReports)
 
-    def loaded(self) -> Served:
-        """The model. Raises ApiError while it is not loaded."""
+    def loaded(self) -> ServedModel:
+        """Return the model. Raises ApiError while it is not loaded."""
         if self.served is None:
             raise loading()
         return self.served
 
     def report(self, progress: float, stage: str) -> None:
-        """Note how far loading is, from 0 to 1; any thread."""
+        """Set the progress of loading, from 0 to 1, and its stage; any thread."""
         self.progress, self.stage = progress, stage

@@ -1,4 +1,4 @@
-"""Which endpoints are served and how."""
+"""Switches of the endpoints: availability, and defaults of their behavior."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamado.text.grammar.source import GrammarSource
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRoutes:
-    """What the platform asks for: paths, and the port to listen on; `health` is "" where the usual one will do."""
+    """Routes and port that Vertex AI requires of a container; `health` is "" for the default path."""
 
     predict: str = "/predict"
     health: str = ""
@@ -19,7 +19,7 @@ class PredictRoutes:
 
     @staticmethod
     def read(environ: Mapping[str, str]) -> PredictRoutes | None:
-        """From the environment; None where this is no such container. Raises ValueError for a port that is none."""
+        """Read the environment; None outside of a Vertex AI container. Raises ValueError for an invalid port."""
         if environ.get("AIP_MODE") != "PREDICTION":
             return None
         predict, health = (environ.get(f"AIP_{name}_ROUTE", "") for name in ("PREDICT", "HEALTH"))
@@ -35,7 +35,7 @@ def _rooted(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """Which endpoints are served and how."""
+    """Switches of the endpoints."""
 
     metrics: bool = False
     slots: bool = True
@@ -44,15 +44,15 @@ class Switches:
     sse_ping_interval: int = 30
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     jinja: bool = True
-    """Off: only built-in templates, and no tools."""
+    """False: only built-in templates, and no tools."""
     skip_chat_parsing: bool = False
-    """Everything a model says is content."""
+    """Return the whole output as content."""
     reasoning_format: str = "auto"
     """none, deepseek, deepseek-legacy; auto is deepseek."""
     reasoning: str = "auto"
-    """on, off, or auto: as the template does."""
+    """on, off, or auto: the template's default."""
     reasoning_budget: int = -1
-    """Most tokens of thinking; -1: no limit."""
+    """Most tokens of reasoning; -1: no limit."""
     reasoning_budget_message: str = ""
     reasoning_effort: str = "default"
     reasoning_preserve: bool = True
@@ -60,25 +60,26 @@ class Switches:
     """Folder for `/slots/{id}?action=save`; None: the endpoint is off."""
     api_prefix: str = ""
     static_path: str | None = None
-    """Folder of files to serve in the page's stead."""
+    """Folder of files to serve instead of the page."""
     page: bool = True
-    """Whether browsers are shown the page at `/`."""
+    """Serve the page at `/`."""
     page_settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the page begins with in place of its own defaults."""
+    """Initial settings of the page, in place of its own defaults."""
     max_prompts: int = 1024
     """Most prompts of one request."""
     sleep_idle_seconds: int = -1
-    """Unload the model after this long without a request; -1: never."""
+    """Unload the model after so many seconds without a request; -1: never."""
     hang_timeout: float = 600.0
-    """Seconds after which `/livez` calls a step that has not come to its end hung; 0: never."""
+    """Seconds after which `/livez` reports an unfinished step as hung; 0: never."""
     cluster_token: str | None = None
-    """What workers that join must know; None: nobody joins."""
+    """The secret of workers that join; None: no worker may join."""
     spm_infill: bool = False
+    """Put the suffix before the prefix in prompts of `/infill`."""
     predict: PredictRoutes | None = None
-    """What Vertex AI asks for; None: this is no container of its."""
+    """Routes of Vertex AI; None outside of its containers."""
     verbose: bool = False
-    """Answers of the OpenAI endpoints hold their native form, `__verbose`, where the request does not say."""
+    """Default of `verbose`: answers of the OpenAI endpoints have their native form, `__verbose`."""
     grammar: GrammarSource | None = None
-    """What answers must look like where the request does not say."""
+    """Default grammar of answers."""
     metrics_labels: tuple[tuple[str, str], ...] | None = None
-    """Labels of all metrics beside engine, engine_version and model_id; None: no labels at all."""
+    """Labels of all metrics besides engine, engine_version and model_id; None: no labels at all."""

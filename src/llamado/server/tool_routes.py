@@ -6,11 +6,11 @@ from llamado.server.api.routes import Routes
 from llamado.server.state import ServerState
 
 _BODY = {"description": "a JSON object", "content": {"application/json": {"schema": {"type": "object"}}}}
-_ERRORS = {status: {"description": told} for status, told in ((400, "no such call"), (403, "not offered"))}
+_ERRORS = {status: {"description": text} for status, text in ((400, "no such call"), (403, "not offered"))}
 
 
 def tools_router(state: ServerState) -> Routes:
-    """Tools that a client may call for its model."""
+    """Return the routes of tools that a client may call for its model."""
     router = Routes("tools")
     answers = {200: {"description": "done", "content": {"application/json": {"schema": {}}}}, **_ERRORS}
     router.add("GET", "/tools", state.tools.list_tools, responses=answers)

@@ -1,1 +1,1 @@
-"""Tools that models call: files and commands of this machine, and servers of the Model Context Protocol."""
+"""Tools for models: files and commands of this machine, and servers of the Model Context Protocol."""

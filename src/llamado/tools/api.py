@@ -1,12 +1,13 @@
-"""`/tools`: what there is, and calls, with llama-server's bodies (b11434); and `/cors-proxy`.
+"""`/tools` lists and runs tools, with llama-server's bodies (b11434); `/cors-proxy` forwards requests of the page.
 
-The page or the client asks a model for calls and makes them here; the model's slot is free meanwhile.
+The page or another client gets tool calls from a model and runs them here. The model's slot is free meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -15,10 +16,10 @@ from starlette.responses import Response, StreamingResponse
 
 from llamado.http.access import AccessRules
 from llamado.http.answer import Receive, error_response, json_response
-from llamado.http.errors import ApiError, ClientGone, invalid, not_found
+from llamado.http.errors import ApiError, ClientDisconnected, invalid, not_found
 from llamado.http.json_body import read_object
 from llamado.http.sockets import is_local
-from llamado.tools.errors import BadCall, ToolsError
+from llamado.tools.errors import InvalidCall, ToolsError
 from llamado.tools.proxy import McpProxy
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call, Tool
@@ -33,23 +34,23 @@ T = TypeVar("T")
 
 
 def disabled() -> Response:
-    """403, where the server was not told to have such a thing."""
+    """Return 403: the feature is not enabled."""
     return json_response(DISABLED, 403)
 
 
 def _bare(error: ApiError) -> Response:
-    """An error as this endpoint has it: without the object around it."""
+    """Return an error in this endpoint's format: without the enclosing `error` object."""
     return json_response(orjson.dumps(error.error), error.status)
 
 
 def check_reach(settings: ToolSettings, access: AccessRules, hosts: Sequence[str]) -> None:
-    """Raise ToolsError where somebody on another machine could call tools without a key."""
+    """Raise ToolsError if other machines or sites could call tools without a key."""
     if not settings.reach_out or access.api_keys:
         return
     what = "tools and MCP servers" if settings.any else "the MCP proxy"
-    if strangers := [host for host in hosts if not is_local(host)]:
+    if reachable := [host for host in hosts if not is_local(host)]:
         raise ToolsError(
-            f"--host {', '.join(strangers)}: with {what}, whoever reaches this server acts in its user's name: "
+            f"--host {', '.join(reachable)}: with {what}, anyone who reaches this server acts in its user's name: "
             "give --api-key KEY, or --host 127.0.0.1"
         )
     if access.cors_origins == "*":
@@ -60,7 +61,7 @@ def check_reach(settings: ToolSettings, access: AccessRules, hosts: Sequence[str
 
 
 class ToolsApi:
-    """The endpoints; `toolbox` and `proxy` are None where there is no such thing."""
+    """The endpoints. `toolbox` and `proxy` are None if they are disabled."""
 
     def __init__(self, toolbox: Toolbox | None = None, proxy: McpProxy | None = None) -> None:
         self._toolbox = toolbox
@@ -68,7 +69,7 @@ class ToolsApi:
 
     @staticmethod
     def open(settings: ToolSettings, access: AccessRules, hosts: Sequence[str]) -> ToolsApi:
-        """The endpoints as the settings want them. Raises ToolsError."""
+        """Return the endpoints for the settings. Raises ToolsError."""
         check_reach(settings, access, hosts)
         proxy = McpProxy() if settings.proxy else None
         if not settings.any:
@@ -79,12 +80,12 @@ class ToolsApi:
 
     @property
     def offers(self) -> bool:
-        """Whether `/tools` is there."""
+        """True if `/tools` is enabled."""
         return self._toolbox is not None
 
     @property
     def proxies(self) -> bool:
-        """Whether `/cors-proxy` passes requests on."""
+        """True if `/cors-proxy` is enabled."""
         return self._proxy is not None
 
     async def pass_on(self, request: Request) -> Response:
@@ -92,7 +93,7 @@ class ToolsApi:
         return disabled() if self._proxy is None else await self._proxy.pass_on(request)
 
     def close(self) -> None:
-        """End all that runs."""
+        """Stop all running tools."""
         if self._toolbox is not None:
             self._toolbox.close()
 
@@ -100,7 +101,7 @@ class ToolsApi:
         """`GET /tools`."""
         if self._toolbox is None:
             return disabled()
-        return json_response(orjson.dumps([tool.described() for tool in await self._toolbox.tools()]))
+        return json_response(orjson.dumps([tool.entry() for tool in await self._toolbox.tools()]))
 
     async def call_tool(self, request: Request) -> Response:
         """`POST /tools`."""
@@ -118,7 +119,7 @@ class ToolsApi:
             found = await unless_gone(request.receive, toolbox.use(tool, call))
         except ApiError as error:
             return _bare(error)
-        except BadCall as error:
+        except InvalidCall as error:
             return _bare(invalid(str(error)))
         except ToolsError as error:
             return _bare(ApiError("server_error", str(error)))
@@ -126,27 +127,27 @@ class ToolsApi:
 
 
 def _json(value: Any) -> bytes:
-    """JSON, also of texts with halves of characters beyond 16 bits, as tools may give them."""
+    """Encode as JSON. Tools may return lone surrogates, which are replaced."""
     try:
         return orjson.dumps(value)
     except TypeError:
-        return orjson.dumps(_whole(value))
+        return orjson.dumps(_replace_surrogates(value))
 
 
-def _whole(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {_whole(key): _whole(one) for key, one in value.items()}
-    return [_whole(one) for one in value] if isinstance(value, list) else value
+        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
+    return [_replace_surrogates(one) for one in value] if isinstance(value, list) else value
 
 
 def _read(body: dict[str, Any], request: Request) -> tuple[str, bool, Call]:
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
     if not isinstance(name, str):
-        raise BadCall('"tool" must be a string')
+        raise InvalidCall('"tool" must be a string')
     if not isinstance(stream, bool):
-        raise BadCall('"stream" must be true or false')
+        raise InvalidCall('"stream" must be true or false')
     headers = request.headers
     return name, stream, Call(
         params=params if isinstance(params, dict) else {},
@@ -157,14 +158,14 @@ def _read(body: dict[str, Any], request: Request) -> tuple[str, bool, Call]:
 
 
 async def _events(toolbox: Toolbox, tool: Tool, call: Call) -> AsyncIterator[bytes]:
-    """The output while it comes, as events; the call ends with the client's connection."""
+    """Yield the output as events while the tool runs; the call ends with the client's connection."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
-    def say(text: str) -> None:
+    def on_output(text: str) -> None:
         loop.call_soon_threadsafe(pieces.put_nowait, text)
 
-    task = asyncio.ensure_future(toolbox.use(tool, _saying(call, say)))
+    task = asyncio.ensure_future(toolbox.use(tool, replace(call, on_output=on_output)))
     task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
@@ -179,18 +180,14 @@ async def _events(toolbox: Toolbox, tool: Tool, call: Call) -> AsyncIterator[byt
         task.cancel()
 
 
-def _saying(call: Call, say: Callable[[str], None]) -> Call:
-    return Call(**{**vars(call), "said": say})
-
-
 async def unless_gone(receive: Receive, what: Awaitable[T]) -> T:
-    """Wait for something as long as the client does. Raises ClientGone."""
+    """Await `what`. Raises ClientDisconnected if the client disconnects first."""
     task = asyncio.ensure_future(what)
     watcher = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait([task, watcher], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone("the client went away before the tool was done")
+            raise ClientDisconnected("the client disconnected before the tool was done")
         return task.result()
     finally:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Commands that tools run: with an end in time, output up to a limit, and nothing left behind."""
+"""Commands run by tools: limited in time and output, and leaving no processes behind."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from llamado.processes.guarded import PipedProcess, Watchdog
 from llamado.processes.secret_values import child_environment
 
-_PIECE = 64 * 1024  # bytes of one reading
-_AFTER_LIMIT = 0.005  # seconds between two readings of what nobody wants: a flood does not take the processor
-_POLL = 0.05  # seconds between two looks at the clock
+_PIECE = 64 * 1024  # bytes per read
+_AFTER_LIMIT = 0.005  # seconds between two reads of excess output, so that a flood does not occupy a CPU
+_POLL = 0.05  # seconds between two checks of the deadline
 _CUT = "\n[output truncated]"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of a command. `code` is 1 for one that a signal ended, as in llama-server."""
+class CommandResult:
+    """Result of a command. `code` is 1 if a signal ended it, as in llama-server."""
 
     output: bytes
     code: int
@@ -32,17 +32,17 @@ class Ran:
 
     @property
     def ok(self) -> bool:
-        """Whether it came to a good end."""
+        """True if it exited with code 0 in time."""
         return self.code == 0 and not self.timed_out
 
     @property
     def text(self) -> str:
-        """The output, and whether there was more."""
+        """The output as text, with a note if it was truncated."""
         return self.output.decode("utf-8", "replace") + (_CUT if self.cut else "")
 
 
-class Commands:
-    """Runs commands; at the server's end, however it comes, all of them end."""
+class CommandRunner:
+    """Runs commands, and stops all of them when the server ends, even if it is killed."""
 
     def __init__(self) -> None:
         self.guard = Watchdog(grace=1.0)
@@ -51,7 +51,7 @@ class Commands:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End all that runs."""
+        """Kill all running commands."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -66,21 +66,21 @@ class Commands:
         limit: int,
         seconds: float,
         cwd: str | None = None,
-        said: Callable[[str], None] | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-        given: bytes = b"",
-        merged: bool = True,
-    ) -> Ran:
-        """Run a command and wait for its end; what it left running ends with it.
+        on_output: Callable[[str], None] | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        input_bytes: bytes = b"",
+        merge_stderr: bool = True,
+    ) -> CommandResult:
+        """Run a command and wait for its end; then kill what it left running.
 
-        `limit`: bytes of output that are kept. `said`: takes the output while it comes. `stopped`: whether nobody waits
-        any more. `given`: what it reads. `merged`: its errors are part of the output.
+        `limit`: bytes of output to keep. `on_output`: called with output as it arrives. `is_stopped`: returns True to
+        stop the command. `input_bytes`: its standard input. `merge_stderr`: include standard error in the output.
         """
         ended = threading.Event()
-        errors = subprocess.STDOUT if merged else subprocess.DEVNULL
+        errors = subprocess.STDOUT if merge_stderr else subprocess.DEVNULL
         with self._lock:
             if self._closed:
-                return Ran(b"the server is ending", -1)
+                return CommandResult(b"the server is ending", -1)
             try:
                 process = PipedProcess(
                     command,
@@ -91,13 +91,13 @@ class Commands:
                     stderr=errors,
                 )
             except (OSError, ValueError):
-                return Ran(b"failed to spawn process", -1)
+                return CommandResult(b"failed to spawn process", -1)
             self._running.add(process)
         try:
             deadline = time.monotonic() + seconds
-            writer = threading.Thread(target=_feed, args=(process, given), name="llamado-tool-input", daemon=True)
+            writer = threading.Thread(target=_feed, args=(process, input_bytes), name="llamado-tool-input", daemon=True)
             writer.start()
-            output, cut, timed_out = _read(process, ended, limit, deadline, said, stopped)
+            output, cut, timed_out = _read(process, ended, limit, deadline, on_output, is_stopped)
         finally:
             process.signal(signal.SIGKILL)
             ended.wait(5.0)
@@ -106,16 +106,16 @@ class Commands:
             with self._lock:
                 self._running.discard(process)
         code = process.returncode
-        return Ran(output, code if code is not None and code >= 0 else 1, cut, timed_out)
+        return CommandResult(output, code if code is not None and code >= 0 else 1, cut, timed_out)
 
 
-def _feed(process: PipedProcess, given: bytes) -> None:
+def _feed(process: PipedProcess, input_bytes: bytes) -> None:
     try:
-        if given:
-            process.stdin.write(given)
+        if input_bytes:
+            process.stdin.write(input_bytes)
         process.stdin.close()
     except OSError:
-        pass  # it does not read all of it
+        pass  # it closed its standard input
 
 
 def _read(
@@ -123,23 +123,23 @@ def _read(
     ended: threading.Event,
     limit: int,
     deadline: float,
-    said: Callable[[str], None] | None,
-    stopped: Callable[[], bool],
+    on_output: Callable[[str], None] | None,
+    is_stopped: Callable[[], bool],
 ) -> tuple[bytes, bool, bool]:
-    """Output up to the limit, whether there was more, and whether the time was over."""
+    """Return the output up to the limit, True if there was more, and True if the deadline passed."""
     fd = process.stdout.fileno()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept, cut = bytearray(), False
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     while True:
-        if stopped():
+        if is_stopped():
             break
         if time.monotonic() >= deadline and not ended.is_set():
             return bytes(kept), cut, True
         if not poller.poll(_POLL * 1000):
             if ended.is_set():
-                break  # somebody holds the pipe who is none of ours
+                break  # a detached process holds the pipe
             continue
         piece = os.read(fd, _PIECE)
         if not piece:
@@ -150,10 +150,10 @@ def _read(
             time.sleep(_AFTER_LIMIT)
         if room > 0:
             kept += piece[:room]
-            if said is not None and (text := decoder.decode(piece[:room])):
-                said(text)
-    # Its output has ended; it may still run.
-    while not ended.wait(_POLL) and not stopped():
+            if on_output is not None and (text := decoder.decode(piece[:room])):
+                on_output(text)
+    # The command closed its output but may still run.
+    while not ended.wait(_POLL) and not is_stopped():
         if time.monotonic() >= deadline:
             return bytes(kept), cut, True
     return bytes(kept), cut, False

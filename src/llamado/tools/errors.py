@@ -1,4 +1,4 @@
-"""What goes wrong with tools."""
+"""Errors of tools."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from llamado.errors import LlamadoError
 
 
 class ToolsError(LlamadoError):
-    """Tools that cannot be offered: an unknown name, a file of MCP servers that is none, a platform without them."""
+    """Tools cannot be offered: an unknown name, an invalid file of MCP servers, an unsupported platform."""
 
 
-class BadCall(LlamadoError):
-    """A call that no tool can make sense of; the caller's fault."""
+class InvalidCall(LlamadoError):
+    """A malformed call; the client's fault."""
 
 
 class ToolFailed(LlamadoError):
-    """What the model is told instead of a result."""
+    """A tool failed; the model gets the message instead of a result."""
 
 
-class Outside(ToolFailed):
-    """A path that leads out of the folder of the tools."""
+class OutsideFolder(ToolFailed):
+    """A path leads out of the tools' folder."""

@@ -10,8 +10,8 @@ _NOTHING = r"[^\x00-\x{10FFFF}]"
 class Glob:
     """A compiled glob: `*` is any part of a name, `**` anything, `?` a character, `[a-z]` one of these, `[!a]` another.
 
-    A pattern without a slash is compared with the last name of a path. One with a slash is compared with the whole
-    path, and may begin at any folder of it unless it begins with `/`.
+    A pattern without a slash is matched against the last name of a path. One with a slash is matched against the whole
+    path, beginning at any folder unless the pattern begins with `/`.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -24,8 +24,8 @@ class Glob:
         self._any = pattern == "**"
         self._compiled = LinearPattern(_expression(pattern), dot_matches_newline=True)
 
-    def fits(self, path: str) -> bool:
-        """Return True if the pattern fits the path."""
+    def matches(self, path: str) -> bool:
+        """Return True if the pattern matches the path."""
         if self._any:
             return True
         return self._compiled.matches_all((path.rpartition("/")[2] if self._last_name else path).encode())
@@ -54,7 +54,7 @@ def _expression(pattern: str) -> str:
 
 
 def character_class(pattern: str, start: int, negations: str = "!") -> tuple[str, int] | None:
-    """Return the expression for the `[...]` that begins at `start`, and its last index; None if it has no end."""
+    """Return the expression for the `[...]` that begins at `start`, and its last index; None if it is not closed."""
     first = start + 1
     negated = pattern[first : first + 1] in tuple(negations)
     end = pattern.find("]", first + negated + 1)

@@ -1,6 +1,6 @@
-"""Ignore rules of git (`.gitignore`), read without git: a repository's own configuration is never trusted.
+"""git's ignore rules (`.gitignore`), read without running git: a repository's configuration is not trusted.
 
-The syntax is that of gitignore(5). Files that git tracks although a rule names them count as ignored.
+The syntax is that of gitignore(5). Tracked files that match a rule count as ignored.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import stat
 from typing import NamedTuple
 
 from llamado.patterns import MAX_LENGTH, LinearPattern, PatternError, quoted
-from llamado.tools.errors import Outside
+from llamado.tools.errors import OutsideFolder
 from llamado.tools.folder import Folder
 from llamado.tools.globs import character_class
 
-_FILE_BYTES = 64 << 10  # of one file; the rest is not read
+_FILE_BYTES = 64 << 10  # read from one file; the rest is ignored
 MAX_SIZE = 50_000
-"""Instructions of all rules that hold for a folder; further rules are left out."""
+"""Most instructions of all rules of a folder; further rules are ignored."""
 
 
 class _Group(NamedTuple):
-    """Consecutive rules that say the same of what they match, as one pattern."""
+    """Consecutive rules with the same effect, as one pattern."""
 
     pattern: LinearPattern
     negated: bool
@@ -28,10 +28,10 @@ class _Group(NamedTuple):
 
 
 class IgnoreRules:
-    """The rules that hold in one folder: those of its own file, then those of the folders above."""
+    """The rules of one folder: its own file's, then those of the folders above."""
 
     def __init__(self, base: str, text: str, above: IgnoreRules | None = None) -> None:
-        """`base`: the absolute path of the folder. `text`: a file of rules, of which the last that matches counts."""
+        """`base`: the absolute path of the folder. `text`: a file of rules; the last matching rule decides."""
         self._prefix = base.rstrip("/") + "/"
         self._above = above
         self._groups: list[_Group] = []
@@ -72,23 +72,23 @@ class IgnoreRules:
 
 
 def rules_of_repository(folder: Folder, base: str) -> IgnoreRules | None:
-    """Return the rules that hold in a folder within a git repository; None outside of one. `base` is absolute.
+    """Return the rules for a folder in a git repository; None outside of one. `base` is absolute.
 
-    Folders above the folder of the tools are looked at, too: a server may be started within a repository.
+    Folders above the tools' folder are searched, too: a server may run inside a repository.
     """
-    way = [base]
-    while not _exists(folder, os.path.join(way[-1], ".git")):
-        if way[-1] == "/":
+    folders = [base]
+    while not _exists(folder, os.path.join(folders[-1], ".git")):
+        if folders[-1] == "/":
             return None
-        way.append(os.path.dirname(way[-1]))
-    rules = IgnoreRules(way[-1], _text(folder, os.path.join(way[-1], ".git", "info", "exclude")))
-    for path in reversed(way):
+        folders.append(os.path.dirname(folders[-1]))
+    rules = IgnoreRules(folders[-1], _text(folder, os.path.join(folders[-1], ".git", "info", "exclude")))
+    for path in reversed(folders):
         rules = rules_below(folder, path, rules)
     return rules
 
 
 def rules_below(folder: Folder, path: str, above: IgnoreRules) -> IgnoreRules:
-    """Return the rules that hold in a folder, given those of the one above."""
+    """Return a folder's rules, given those of the folder above."""
     text = _text(folder, os.path.join(path, ".gitignore"))
     return IgnoreRules(path, text, above) if text else above
 
@@ -98,7 +98,7 @@ def _exists(folder: Folder, path: str) -> bool:
 
 
 def _text(folder: Folder, path: str) -> str:
-    """The beginning of a regular file; "" if there is none. Links are followed as far as the folder allows."""
+    """Return the beginning of a regular file; "" if there is none. Follows links as far as the folder allows."""
     try:
         if folder.has(path):
             with folder.read(path) as file:
@@ -107,13 +107,13 @@ def _text(folder: Folder, path: str) -> str:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(fd, "rb") as file:
                 data = file.read(_FILE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    except (OSError, Outside):
+    except (OSError, OutsideFolder):
         return ""
     return data.decode("utf-8", "replace")
 
 
 def _rule(line: str) -> tuple[str, bool, bool] | None:
-    """Return the expression of a line, whether it is negated, whether it is for folders only; None for no rule."""
+    """Return a line's expression, True if it is negated, True if it is for folders only; None if it is no rule."""
     line = line.removesuffix("\r")
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]

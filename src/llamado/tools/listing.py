@@ -1,4 +1,4 @@
-"""Listings of folders: what lies below one, without what git's ignore rules or common sense leave out."""
+"""Recursive folder listings, without files that git ignores and without junk folders."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llamado.tools.errors import Outside
+from llamado.tools.errors import OutsideFolder
 from llamado.tools.folder import Folder
 from llamado.tools.ignore import IgnoreRules, rules_below, rules_of_repository
 
 SECONDS = 15.0
-"""Time for one list."""
+"""Time limit of one listing."""
 MOST_ENTRIES = 200_000
-"""Entries of one list."""
-# Folders that are shown but not gone into: they can be enormous (tools/server/server-tools.cpp, b11434).
+"""Most entries of one listing."""
+# Folders that are listed but not entered, because they can be huge (tools/server/server-tools.cpp, b11434).
 JUNK = frozenset({
     ".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build", "target", ".cache", ".idea",
     ".vscode",
@@ -23,28 +23,28 @@ JUNK = frozenset({
 
 
 class Entry(NamedTuple):
-    """A file or a folder; `path` begins at the folder that was listed."""
+    """A file or a folder; `path` is relative to the listed folder."""
 
     path: str
     is_dir: bool
 
 
 @dataclass
-class Listing:
-    """`cut`: the time was over, or there was a folder that could not be read."""
+class FolderListing:
+    """Entries of a folder. `cut`: some are missing, because of a limit or an unreadable folder."""
 
     entries: list[Entry] = field(default_factory=list)
     cut: bool = False
 
 
-def list_folder(folder: Folder, base: str, depth: int, kind: str) -> Listing:
+def list_folder(folder: Folder, base: str, depth: int, kind: str) -> FolderListing:
     """List files (`file`), folders (`dir`) or both (`all`) below a folder.
 
-    Files of a git repository are those that its ignore rules do not exclude, in the order of their paths. Otherwise the
-    folders of `JUNK` are not gone into. `depth`: levels to go down; 0: any number.
+    Files of a git repository are listed in the order of their paths, without ignored ones. Otherwise the folders in
+    `JUNK` are not entered. `depth`: levels to descend; 0: no limit.
     """
     rules = rules_of_repository(folder, base) if kind == "file" else None
-    found = Listing()
+    found = FolderListing()
     deadline = time.monotonic() + SECONDS
     todo: list[tuple[str, int, IgnoreRules | None]] = [("", 0, rules)]
     while todo:
@@ -55,7 +55,7 @@ def list_folder(folder: Folder, base: str, depth: int, kind: str) -> Listing:
             rules = rules_below(folder, path, rules)
         try:
             fd = folder.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except (OSError, Outside):
+        except (OSError, OutsideFolder):
             found.cut = True
             continue
         try:
@@ -84,7 +84,7 @@ def list_folder(folder: Folder, base: str, depth: int, kind: str) -> Listing:
 
 
 def _kind(folder: Folder, path: str, entry: os.DirEntry[str], rules: IgnoreRules | None) -> str:
-    """Return `file`, `dir`, or "" for an entry that is not listed. In a repository a link is a file, as git has it."""
+    """Return `file`, `dir`, or "" for an entry that is not listed. In a repository links are files, as in git."""
     if entry.is_symlink():
         what = "file" if rules is not None else folder.kind(os.path.join(path, entry.name))
     elif entry.is_dir(follow_symlinks=False):

@@ -1,6 +1,6 @@
-"""`/cors-proxy`: a page's requests to MCP servers that do not let pages of other sites ask.
+"""`/cors-proxy`: forwards the page's requests to MCP servers that do not allow cross-origin requests.
 
-As llama-server has it (tools/server/server-cors-proxy.h, b11434).
+The endpoint is llama-server's (tools/server/server-cors-proxy.h, b11434).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     import httpx
 
 _PREFIX = "x-llama-server-proxy-header-"
-"""Headers that are passed on begin so; no others are."""
+"""Prefix of the headers that are forwarded; all others are dropped."""
 _NOT_ASKED = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
-# What MCP over HTTP needs. A browser applies an answer's headers to this server's origin, and some act on all of it:
-# Clear-Site-Data deletes the page's chats, Refresh and Strict-Transport-Security lead away, Set-Cookie is sent back.
+# The headers that MCP over HTTP needs. A browser would apply others to this server's origin: Clear-Site-Data deletes
+# the page's chats, Refresh and Strict-Transport-Security redirect it, Set-Cookie is sent back.
 _PASSED_BACK = frozenset({"content-encoding", "content-type", "mcp-protocol-version", "mcp-session-id", "retry-after"})
 _SECONDS = 600.0
-# What another site sends is shown under this server's name: none of it may act as this server's page.
+# The browser attributes the response to this server's origin, so it must not run as this server's page.
 _HARMLESS = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
 
 
 class McpProxy:
-    """Passes GET and POST on."""
+    """Forwards GET and POST requests."""
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
 
     async def pass_on(self, request: Request) -> Response:
-        """The other server's answer, as it comes."""
+        """Forward a request and stream the response."""
         url = request.query_params.get("url", "")
         if fault := _fault(url):
             return error_response(ApiError("server_error", fault))
         if self._client is None:
-            self._client = await asyncio.to_thread(_open)  # it reads certificates
+            self._client = await asyncio.to_thread(_open)  # loads certificates
         client = self._client
         headers = {
             name[len(_PREFIX) :]: value
@@ -54,12 +54,12 @@ class McpProxy:
         import httpx
 
         try:
-            asked = client.build_request(request.method, url, headers=headers, content=body or None)
-            told = await client.send(asked, stream=True)
+            outgoing = client.build_request(request.method, url, headers=headers, content=body or None)
+            response = await client.send(outgoing, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return error_response(ApiError("server_error", f"proxy error: {error or type(error).__name__}"))
-        shown = {name: value for name, value in told.headers.items() if name in _PASSED_BACK}
-        return StreamingResponse(_pieces(told), told.status_code, shown | _HARMLESS)
+        shown = {name: value for name, value in response.headers.items() if name in _PASSED_BACK}
+        return StreamingResponse(_pieces(response), response.status_code, shown | _HARMLESS)
 
 
 def _fault(url: str) -> str:
@@ -82,8 +82,8 @@ def _open() -> httpx.AsyncClient:
 
     import httpx
 
-    nobodys = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))  # clients share the connections, not cookies
-    client = httpx.AsyncClient(follow_redirects=True, timeout=_SECONDS, trust_env=False, cookies=nobodys)
+    no_cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))  # clients must not share cookies
+    client = httpx.AsyncClient(follow_redirects=True, timeout=_SECONDS, trust_env=False, cookies=no_cookies)
     client.headers = httpx.Headers({"accept-encoding": "identity"})
     return client
 

@@ -1,4 +1,4 @@
-"""Which tools a server offers."""
+"""Settings of the tools."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from llamado.tools.mcp.config import McpServerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSettings:
-    """Nothing is offered unless it is asked for."""
+    """Tools to offer; none by default."""
 
     builtin: tuple[str, ...] = ()
     """Names of built-in tools, or `all`."""
     folder: str = "."
-    """What they can reach."""
+    """The folder that they can access."""
     runtime: str = ""
-    """Where they run: `docker:IMAGE`, `ssh:TARGET` …; empty: here."""
+    """Host of the tools: `docker:IMAGE`, `ssh:TARGET` …; "": this machine."""
     servers: tuple[McpServerConfig, ...] = ()
-    """Of the Model Context Protocol."""
+    """MCP servers."""
     proxy: bool = False
-    """Whether `/cors-proxy` passes requests of pages on."""
+    """True if `/cors-proxy` is enabled."""
 
     @property
     def any(self) -> bool:
-        """Whether `/tools` is there."""
+        """True if `/tools` is enabled."""
         return bool(self.builtin or self.servers)
 
     @property
     def reach_out(self) -> bool:
-        """Whether whoever may call can do more than ask the model."""
+        """True if callers can do more than use the model."""
         return self.any or self.proxy

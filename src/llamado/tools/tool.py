@@ -1,4 +1,4 @@
-"""What a tool is: its name, what the model is told of it, and what it does."""
+"""Base class of tools, and their calls."""
 
 from __future__ import annotations
 
@@ -7,74 +7,74 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamado.tools.errors import BadCall
+from llamado.tools.errors import InvalidCall
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call, as the tool gets it."""
+    """One tool call."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
     cwd: str = ""
-    """`X-Tool-Cwd`: where relative paths begin; empty: the folder of the tools."""
+    """`X-Tool-Cwd`: base of relative paths; "": the tools' folder."""
     runtime: str = ""
-    """`X-Tool-Runtime`: where the tool runs; empty: where the server was told to."""
+    """`X-Tool-Runtime`: host of the tool; "": the server's default."""
     as_base64: bool = False
     """`X-Resp-Type: base64`: a file's bytes instead of its lines."""
-    said: Callable[[str], None] | None = None
-    """Takes the output while it comes; None: all of it is in the result."""
-    stopped: Callable[[], bool] = lambda: False
-    """Whether nobody waits for the result any more."""
+    on_output: Callable[[str], None] | None = None
+    """Called with output as it arrives; None: the result holds all output."""
+    is_stopped: Callable[[], bool] = lambda: False
+    """Returns True if the client has disconnected."""
 
     def text(self, name: str) -> str:
-        """A text that must be there. Raises BadCall."""
+        """Return a required text. Raises InvalidCall."""
         return text_of(self.params, name)
 
     def option(self, name: str, default: str) -> str:
-        """A text, or what stands for it where none is given."""
+        """Return an optional text."""
         value = self.params.get(name)
         return value if isinstance(value, str) else default
 
     def number(self, name: str, default: int) -> int:
-        """A whole number, or what stands for it where none is given."""
+        """Return an optional whole number."""
         value = self.params.get(name)
         return int(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else default
 
     def flag(self, name: str) -> bool:
-        """Whether something is switched on."""
+        """Return True if a switch is on."""
         return self.params.get(name) is True
 
 
 def text_of(params: Mapping[str, Any], name: str) -> str:
-    """A text that must be among the parameters. Raises BadCall."""
+    """Return a required text parameter. Raises InvalidCall."""
     value = params.get(name)
     if not isinstance(value, str):
-        raise BadCall(f'"{name}" must be a string' if name in params else f'"{name}" is missing')
+        raise InvalidCall(f'"{name}" must be a string' if name in params else f'"{name}" is missing')
     return value
 
 
 class Tool(ABC):
-    """What a model can call."""
+    """A tool that models can call."""
 
     name: str
     title: str
-    """How a page shows it."""
+    """Display name."""
     description: str
     parameters: Mapping[str, Any]
     """JSON Schema."""
     type = "server"
     writes = False
-    """Whether it changes something."""
+    """True if it changes files or state."""
     streams = False
-    """Whether its output can be had while it comes."""
+    """True if it can stream its output."""
     uses_cwd = True
 
     @abstractmethod
     async def use(self, call: Call) -> dict[str, Any]:
-        """The result. Raises BadCall, and ToolFailed for what the model shall hear."""
+        """Return the result. Raises InvalidCall, and ToolFailed with a message for the model."""
 
-    def described(self) -> dict[str, Any]:
-        """As `GET /tools` has it."""
+    def entry(self) -> dict[str, Any]:
+        """Return its entry in `GET /tools`."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {
             "display_name": self.title,
@@ -87,9 +87,9 @@ class Tool(ABC):
 
 
 def schema(required: str = "", **properties: tuple[str, str]) -> dict[str, Any]:
-    """JSON Schema of an object: name → (type, description), and the names that must be given."""
+    """Return the JSON Schema of an object: name → (type, description). `required`: names of required properties."""
     found: dict[str, Any] = {
         "type": "object",
-        "properties": {name: {"type": kind, "description": told} for name, (kind, told) in properties.items()},
+        "properties": {name: {"type": kind, "description": text} for name, (kind, text) in properties.items()},
     }
     return found | ({"required": required.split()} if required else {})

@@ -1,4 +1,4 @@
-"""All tools of a server, and the threads in which they work."""
+"""All tools of a server, and their threads."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from llamado.tools.builtin.edit import EditFile
 from llamado.tools.builtin.files import ReadFile, WriteFile
 from llamado.tools.builtin.search import FileGlobSearch, GrepSearch
 from llamado.tools.builtin.shell import ExecShellCommand, GetInfo
-from llamado.tools.builtin.tool import Bench, BuiltinTool, Result
-from llamado.tools.commands import Commands
-from llamado.tools.errors import BadCall, ToolFailed, ToolsError
+from llamado.tools.builtin.tool import BuiltinTool, Result, ToolEnvironment
+from llamado.tools.commands import CommandRunner
+from llamado.tools.errors import InvalidCall, ToolFailed, ToolsError
 from llamado.tools.folder import Folder
-from llamado.tools.machine import Host, ToolMachine
+from llamado.tools.host import LocalToolHost, ToolHost
 from llamado.tools.mcp.servers import McpServers
-from llamado.tools.runtime import Container, Elsewhere, wrapping
+from llamado.tools.runtime import Container, RemoteToolHost, command_wrapper
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call, Tool
 
 log = logging.getLogger("llamado.tools")
 
-_LONGEST_REASON = 300  # characters of a log line
+_LONGEST_REASON = 300  # characters in a log line
 
 BUILTIN: tuple[type[BuiltinTool], ...] = (
     ReadFile, FileGlobSearch, GrepSearch, ExecShellCommand, WriteFile, EditFile, GetInfo
 )  # fmt: skip
 NAMES = tuple(tool.name for tool in BUILTIN)
 AT_ONCE = 8
-"""Calls of one built-in tool that run at a time; more wait. Slow commands do not delay other tools."""
+"""Concurrent calls of one built-in tool; more wait. Slow commands do not delay other tools."""
 
 
 class Toolbox:
@@ -46,24 +46,24 @@ class Toolbox:
         for name in settings.builtin:
             if name != "all" and name not in NAMES:
                 raise ToolsError(f'unknown tool "{name}". available tools: {", ".join(NAMES)}')
-        self._commands = Commands()
+        self._commands = CommandRunner()
         self._folder = Folder(settings.folder) if wanted else None
         self._runtime = settings.runtime if wanted else ""
         self._container = None
         if self._runtime.startswith(("docker:", "podman:")):
             self._container = Container(self._runtime, self._commands)
         elif self._runtime:
-            wrapping(self._runtime)  # it is one
-        bench = Bench(self._machine, self._in_thread)
+            command_wrapper(self._runtime)  # validates it
+        environment = ToolEnvironment(self._host, self._in_thread)
         self._tools: dict[str, Tool] = {
-            tool.name: tool(bench) for tool in BUILTIN if tool.name in wanted or "all" in wanted
+            tool.name: tool(environment) for tool in BUILTIN if tool.name in wanted or "all" in wanted
         }
         self._servers = McpServers(settings.servers, self._commands.guard) if settings.servers else None
         self._threads = {name: ThreadPoolExecutor(AT_ONCE, thread_name_prefix="llamado-tool") for name in self._tools}
         self._stopping = threading.Event()
 
     def close(self) -> None:
-        """End what runs, at once."""
+        """Stop all tools at once."""
         self._stopping.set()
         if self._servers is not None:
             self._servers.close()
@@ -75,35 +75,35 @@ class Toolbox:
         if self._folder is not None:
             self._folder.close()
 
-    def _machine(self, call: Call) -> ToolMachine:
+    def _host(self, call: Call) -> ToolHost:
         assert self._folder is not None
         if call.runtime and ExecShellCommand.name not in self._tools:
-            # Whoever may run commands gets everywhere anyhow; nobody else does.
-            raise BadCall("X-Tool-Runtime needs exec_shell_command among --tools")
+            # Clients that may run commands can access everything anyway; others must not choose a host.
+            raise InvalidCall("X-Tool-Runtime needs exec_shell_command among --tools")
         spec = call.runtime or (self._container.spec() if self._container else self._runtime)
         if spec:
-            return Elsewhere(wrapping(spec), self._commands, call.cwd)
-        return Host(self._folder, self._commands, call.cwd)
+            return RemoteToolHost(command_wrapper(spec), self._commands, call.cwd)
+        return LocalToolHost(self._folder, self._commands, call.cwd)
 
     async def tools(self) -> list[Tool]:
-        """All tools; one of an MCP server whose name is taken is left out."""
+        """Return all tools. MCP tools whose name is taken are left out."""
         found = dict(self._tools)
         for tool in await self._servers.tools() if self._servers is not None else ():
             if found.setdefault(tool.name, tool) is not tool:
-                log.warning("MCP tool %s has the name of another one: it is left out", tool.name)
+                log.warning("MCP tool %s: left out, another tool has this name", tool.name)
         return [*found.values()]
 
     async def find(self, name: str) -> Tool | None:
-        """The tool of a name; None where there is none."""
+        """Return the tool with this name; None if there is none."""
         if name in self._tools or self._servers is None:
             return self._tools.get(name)
-        known = {tool.name: tool for tool in reversed(self._servers.known())}
-        if name not in known:  # it may be one of a server that still starts
+        known = {tool.name: tool for tool in reversed(self._servers.known_tools())}
+        if name not in known:  # it may be a tool of a starting server
             known = {tool.name: tool for tool in reversed(await self._servers.tools())}
         return known.get(name)
 
     async def use(self, tool: Tool, call: Call) -> dict[str, Any]:
-        """The result of a call, or why there is none. Raises BadCall."""
+        """Run a tool; return its result, or the reason of its failure. Raises InvalidCall."""
         began = time.perf_counter()
         try:
             found = await tool.use(call)
@@ -121,8 +121,8 @@ class Toolbox:
 
     async def _in_thread(self, name: str, work: Callable[[Call], Result], call: Call) -> Result:
         gone = threading.Event()
-        watched = replace(call, stopped=lambda: gone.is_set() or self._stopping.is_set())
+        watched = replace(call, is_stopped=lambda: gone.is_set() or self._stopping.is_set())
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads[name], work, watched)
         finally:
-            gone.set()  # whoever waited may have gone before the end
+            gone.set()  # the client may have disconnected

@@ -1,17 +1,17 @@
-// Requests to the server this page came from, and to nothing else.
+// Requests to the server that this page was loaded from. The page sends requests nowhere else.
 import { signal } from "@preact/signals";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 import { events } from "./sse";
 
-/** The key of --api-key, once somebody has typed it. */
-export const apiKey = remembered("key", "");
-/** Whether the server has refused a request for want of a key. */
-export const keyWanted = signal(false);
+/** The API key (--api-key) that the user entered. */
+export const apiKey = persistentSignal("key", "");
+/** True after the server rejected a request for lack of a valid key. */
+export const isKeyRequired = signal(false);
 
 export class ApiFailure extends Error {
   constructor(
     message: string,
-    /** HTTP status; 0: the server could not be reached. */
+    /** HTTP status; 0 if the server was unreachable. */
     readonly status: number,
     readonly type = "",
   ) {
@@ -20,7 +20,7 @@ export class ApiFailure extends Error {
   }
 }
 
-/** The address of a path of the server; the page may lie behind a prefix. */
+/** Return the URL of a server path; the page may be served below a prefix. */
 export function url(path: string): string {
   return new URL(path.replace(/^\//, ""), document.baseURI.replace(/[?#].*$/, "")).href;
 }
@@ -31,7 +31,7 @@ export interface Options {
   headers?: Record<string, string>;
 }
 
-/** An answer whose status is good. Throws ApiFailure with the server's own words. */
+/** Send a request and return its successful response. Throws ApiFailure with the server's message. */
 export async function send(method: string, path: string, options: Options = {}): Promise<Response> {
   const headers: Record<string, string> = { ...options.headers };
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
@@ -49,15 +49,15 @@ export async function send(method: string, path: string, options: Options = {}):
     throw new ApiFailure("Cannot reach the server.", 0);
   }
   if (response.ok) return response;
-  if (response.status === 401) keyWanted.value = true;
+  if (response.status === 401) isKeyRequired.value = true;
   throw await failure(response);
 }
 
 async function failure(response: Response): Promise<ApiFailure> {
   const text = await response.text().catch(() => "");
   try {
-    const said = JSON.parse(text) as { error?: { message?: string; type?: string } | string; message?: string };
-    const error = said.error ?? { message: said.message ?? text.slice(0, 300) };
+    const body = JSON.parse(text) as { error?: { message?: string; type?: string } | string; message?: string };
+    const error = body.error ?? { message: body.message ?? text.slice(0, 300) };
     if (typeof error === "string") return new ApiFailure(error, response.status);
     return new ApiFailure(error.message ?? text, response.status, error.type);
   } catch {
@@ -69,10 +69,10 @@ export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T>
   return (await (await send("GET", path, { signal })).json()) as T;
 }
 
-/** Passes on what is read; a failure to read becomes an ApiFailure. */
-async function* connected<T>(given: AsyncGenerator<T>, signal?: AbortSignal): AsyncGenerator<T> {
+/** Yield from a body reader, with read errors as ApiFailure. */
+async function* withConnectionErrors<T>(items: AsyncGenerator<T>, signal?: AbortSignal): AsyncGenerator<T> {
   try {
-    yield* given;
+    yield* items;
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ApiFailure("The connection to the server was lost.", 0);
@@ -84,18 +84,18 @@ export async function postJson<T>(path: string, body: unknown, signal?: AbortSig
 }
 
 /**
- * The events of a stream, each one's data as parsed JSON, until it ends or `signal` aborts it. Throws ApiFailure, also when
- * the connection is lost.
+ * Send a request and yield each event of its stream as parsed JSON, until the stream ends or `signal` aborts it. Throws
+ * ApiFailure, also if the connection is lost.
  */
 export async function* stream(method: string, path: string, options: Options = {}): AsyncGenerator<unknown> {
   const response = await send(method, path, options);
   if (!response.body) return;
-  for await (const event of connected(events(response.body), options.signal)) {
+  for await (const event of withConnectionErrors(events(response.body), options.signal)) {
     if (event.data === "[DONE]") return;
     const data: unknown = JSON.parse(event.data);
     if (typeof data === "object" && data !== null && "error" in data) {
       const error = (data as { error: { message?: string; code?: number; type?: string } }).error;
-      throw new ApiFailure(error.message ?? "the server ended the answer by an error", error.code ?? 500, error.type);
+      throw new ApiFailure(error.message ?? "the server ended the stream with an error", error.code ?? 500, error.type);
     }
     yield data;
   }

@@ -1,4 +1,4 @@
-// What is known of the server: whether it answers, what it serves, its settings.
+// State of the server: health, models and settings.
 import { computed, effect, signal } from "@preact/signals";
 import { ApiFailure, apiKey, getJson } from "./http";
 
@@ -11,7 +11,7 @@ export interface Props {
   chat_template?: string;
   chat_template_caps?: Record<string, unknown>;
   modalities?: Record<string, boolean>;
-  /** Whether /tools is there, and /cors-proxy. */
+  /** True if the server has /tools. */
   tools_enabled?: boolean;
   cors_proxy_enabled?: boolean;
   endpoint_slots?: boolean;
@@ -22,7 +22,7 @@ export interface Props {
 
 export interface ModelEntry {
   id: string;
-  /** Of a router's models: loaded, loading, unloaded, … */
+  /** Load state of a router's model: loaded, loading, unloaded, … */
   status?: { value: string };
 }
 
@@ -35,15 +35,14 @@ export type Health =
 export const health = signal<Health>({ state: "loading", stage: "", progress: 0 });
 export const props = signal<Props>({});
 export const models = signal<ModelEntry[]>([]);
-/** Whether many models are behind this address (a router). */
+/** True if this address is a router, which serves many models. */
 export const isRouter = computed(() => props.value.role === "router");
 
-/** Whether the server has said what it is. */
+/** True once the server's properties are loaded. */
 export const isKnown = computed(() => Object.keys(props.value).length > 0);
 
 /**
- * The model that a request names: of a router's the one that was chosen, or else one that is loaded, or the first; "" where
- * there is only one.
+ * Return the model that requests name: the chosen one, else a loaded one, else the first; "" if the server has one model.
  */
 export function modelFor(chosen: string): string {
   const all = models.value;
@@ -52,12 +51,12 @@ export function modelFor(chosen: string): string {
   return found?.id ?? chosen;
 }
 
-/** What a server writes conversations in where a model has no template of its own (`CHATML` of the server's). */
+/** The server's fallback template for models without one (`CHATML` in Python). */
 const CHATML =
   "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/** Whether the model has no template of its own: it was not made for conversations, and may never end an answer. */
-export const onlyGoesOn = computed(() => props.value.chat_template === CHATML);
+/** True if the model has no chat template: a base model, which may never end an answer. */
+export const isBaseModel = computed(() => props.value.chat_template === CHATML);
 
 const READY_MS = 5000;
 const WAITING_MS = 700;
@@ -79,8 +78,8 @@ async function readHealth(): Promise<Health> {
   }
 }
 
-/** Reads settings and models anew; without a key that is wanted, nothing. */
-export async function refresh(): Promise<void> {
+/** Load settings and models again. Does nothing if the server rejects the request, for example for lack of a key. */
+export async function refreshProps(): Promise<void> {
   try {
     const [found, listed] = await Promise.all([getJson<Props>("props"), getJson<{ data: ModelEntry[] }>("v1/models")]);
     props.value = found;
@@ -90,27 +89,27 @@ export async function refresh(): Promise<void> {
   }
 }
 
-/** Asks the server for its state now; when it has become ready, also for what it serves. */
+/** Check the server's health, and load its settings and models once it is ready. */
 export async function checkHealth(): Promise<void> {
   const now = await readHealth();
   const before = health.value;
   if (JSON.stringify(now) !== JSON.stringify(before)) health.value = now;
-  if (now.state === "ready" && before.state !== "ready") await refresh();
+  if (now.state === "ready" && before.state !== "ready") await refreshProps();
 }
 
-async function watch(): Promise<void> {
+async function poll(): Promise<void> {
   await checkHealth();
-  setTimeout(() => void watch(), health.value.state === "ready" ? READY_MS : WAITING_MS);
+  setTimeout(() => void poll(), health.value.state === "ready" ? READY_MS : WAITING_MS);
 }
 
-/** Begins to watch the server; called once. */
-export function start(): void {
-  void watch();
+/** Start polling the server. Called once. */
+export function watchServer(): void {
+  void poll();
   let key = apiKey.value;
   effect(() => {
     if (apiKey.value !== key) {
       key = apiKey.value;
-      void refresh();
+      void refreshProps();
     }
   });
 }

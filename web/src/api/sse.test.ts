@@ -3,7 +3,7 @@ import { EventParser } from "./sse";
 
 const TEXT = 'data: {"a": 1}\r\n\r\n: a comment\n\nevent: end\ndata: one\ndata:two\n\ndata: not ended';
 
-test("events come out the same however the bytes are cut", () => {
+test("parses the same events for every split of the text", () => {
   const whole = new EventParser().push(TEXT);
   expect(whole).toEqual([
     { event: "message", data: '{"a": 1}' },

@@ -1,11 +1,11 @@
-// Server-sent events out of a body's bytes (WHATWG HTML, 9.2.6).
+// Parser for server-sent events (WHATWG HTML, 9.2.6).
 
 export interface ServerEvent {
   event: string;
   data: string;
 }
 
-/** Splits text that comes in pieces into events; keeps what has not ended. */
+/** Incremental parser: splits text that arrives in pieces into events, and keeps an incomplete event for the next piece. */
 export class EventParser {
   private rest = "";
   private name = "";

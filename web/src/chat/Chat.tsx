@@ -1,14 +1,14 @@
-// The chat: conversations at the left, one of them in the middle, what is asked of the model at the right.
+// The chat view: conversations on the left, the current one in the middle, settings on the right.
 import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { props } from "../api/server";
-import { shown } from "../markdown/visible";
+import { displayText } from "../markdown/displayText";
 import { route } from "../shell/route";
-import { readServerTools } from "../tools/offered";
+import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
-import { remembered } from "../ui/remembered";
-import { busy, failure, send, shownPath, stop } from "./answering";
+import { persistentSignal } from "../ui/persistent";
+import { busy, failure, send, shownPath, stop } from "./actions";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
@@ -17,19 +17,19 @@ import { Sidebar } from "./Sidebar";
 import { changeSettings, current, open, readConversations, shownSettings } from "./store";
 import "./chat.css";
 
-/** What a narrow screen shows in place of the conversation; a wide one beside it. */
+/** The panel that is open; on a narrow screen it covers the conversation. */
 const panel = signal<"" | "list" | "settings">("");
-/** Whether a wide screen shows the list of chats. */
-const listed = remembered("chats", true);
+/** True if a wide screen shows the list of chats. */
+const listed = persistentSignal("chats", true);
 
 const NARROW = matchMedia("(max-width: 820px)");
 
-// The address says which conversation is shown, from the moment that it is asked for.
+// The URL selects the conversation.
 effect(() => {
   const [view, id] = route.value;
   if (view && view !== "chat") return;
   untracked(() => {
-    failure.value = ""; // of another conversation
+    failure.value = ""; // it belongs to another conversation
     void open(id || null);
   });
 });
@@ -50,7 +50,7 @@ export function Chat() {
       <section class="conversation" aria-label="Conversation">
         <div class="chat-bar">
           <IconButton icon="side" label="Chats" expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
-          <h1 dir="auto">{shown(current.value?.title ?? "New chat")}</h1>
+          <h1 dir="auto">{displayText(current.value?.title ?? "New chat")}</h1>
           <ModelPicker chosen={settings.model} onChoose={(model) => void changeSettings({ model })} />
           <Context />
           <button
@@ -75,7 +75,7 @@ export function Chat() {
   );
 }
 
-/** How full the context is with what is shown, as the last answer told. */
+/** Fill level of the context, from the statistics of the last answer. */
 function Context() {
   const most = props.value.default_generation_settings?.n_ctx;
   const stats = shownPath.value.findLast((one) => one.stats)?.stats;
@@ -83,7 +83,7 @@ function Context() {
   const used = stats.promptTokens + stats.tokens;
   const percent = Math.min(100, Math.round((used / most) * 100));
   return (
-    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={`${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens of the context`}>
+    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={`${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens of context`}>
       <i aria-hidden="true" style={{ "--full": `${percent}%` }} />
       <span class="hidden">Context </span>
       {percent}%

@@ -1,35 +1,35 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
-import { Chips } from "./Chips";
+import { AttachmentChips } from "./AttachmentChips";
 import { readAttachment } from "./attachments";
 import { draftAttachments, draftText, dropDraft, setDraftAttachments, setDraftText } from "./drafts";
 import type { Attachment } from "./tree";
 
-interface Given {
-  /** Whether an answer is being made; then it can be stopped, and nothing sent. */
+interface Props {
+  /** True while an answer streams: it can be stopped, and nothing can be sent. */
   busy: boolean;
   onStop: () => void;
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
-  /** What the draft belongs to. When it changes, its own draft is shown and the field has the focus. */
+  /** Owner of the draft: a chat's id, or a view. A new place shows its own draft and focuses the field. */
   place: string;
 }
 
-/** Whether there are keys to write with: a touched screen would raise its own over half of the page. */
+/** True if the device has a keyboard: on a touch screen, focus would open an on-screen keyboard over half of the page. */
 const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
 
-/** Where a message is written: Enter sends, Shift+Enter begins a line; files are attached, dropped or pasted. */
-export function Composer({ busy, onStop, onSend, place }: Given) {
+/** Input for a message: Enter sends, Shift+Enter starts a new line; files can be attached, dropped or pasted. */
+export function Composer({ busy, onStop, onSend, place }: Props) {
   const field = useRef<HTMLTextAreaElement>(null);
   const file = useRef<HTMLInputElement>(null);
   const attachments = draftAttachments(place);
-  const [said, setSaid] = useState("");
+  const [status, setStatus] = useState("");
   const [over, setOver] = useState(false);
 
   useLayoutEffect(() => {
     field.current!.value = draftText(place);
     fit();
-    setSaid("");
+    setStatus("");
   }, [place]);
   useEffect(() => {
     if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
@@ -48,19 +48,19 @@ export function Composer({ busy, onStop, onSend, place }: Given) {
     field.current!.value = "";
     fit();
     dropDraft(place);
-    setSaid("");
+    setStatus("");
     void onSend(text, [...attachments]);
   }
 
   async function attach(files: Iterable<File>) {
     for (const one of files) {
       try {
-        setSaid(`Reading ${one.name}…`);
+        setStatus(`Reading ${one.name}…`);
         const read = await readAttachment(one);
         setDraftAttachments(place, [...draftAttachments(place), read]);
-        setSaid("");
+        setStatus("");
       } catch (error) {
-        setSaid(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
+        setStatus(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
       }
     }
     if (file.current) file.current.value = "";
@@ -79,10 +79,10 @@ export function Composer({ busy, onStop, onSend, place }: Given) {
       }}
     >
       <div class="composer-box">
-        {(attachments.length > 0 || said) && (
+        {(attachments.length > 0 || status) && (
           <div class="attachments" role="status">
-            <Chips files={attachments} onChange={(files) => setDraftAttachments(place, files)} />
-            {said}
+            <AttachmentChips files={attachments} onChange={(files) => setDraftAttachments(place, files)} />
+            {status}
           </div>
         )}
         <div class="composer-row">
@@ -128,7 +128,7 @@ export function Composer({ busy, onStop, onSend, place }: Given) {
               <span class="hidden">Stop</span>
             </button>
           ) : (
-            <button class="primary round" type="submit" title="Send (Enter; Shift+Enter begins a line)">
+            <button class="primary round" type="submit" title="Send (Enter; Shift+Enter: new line)">
               <Icon name="up" />
               <span class="hidden">Send</span>
             </button>

@@ -1,21 +1,21 @@
 import { useRef } from "preact/hooks";
-import { isRouter, modelFor, models, onlyGoesOn, props } from "../api/server";
-import { shown } from "../markdown/visible";
+import { isRouter, modelFor, models, isBaseModel, props } from "../api/server";
+import { displayText } from "../markdown/displayText";
 import { Logo } from "../shell/Logo";
 import { address } from "../shell/route";
 import { Icon } from "../ui/Icon";
-import { growing, send, shownPath } from "./answering";
-import { useFollowing } from "./following";
+import { streaming, send, shownPath } from "./actions";
+import { useAutoscroll } from "./autoscroll";
 import { MessageView } from "./MessageView";
-import { current, isOpen, messages, shownSettings } from "./store";
+import { current, isLoaded, messages, shownSettings } from "./store";
 
-/** The messages of the branch that is shown. It follows the end until the reader scrolls up. */
+/** Messages of the current branch. Scrolls to the end as they grow, until the user scrolls up. */
 export function MessageList() {
   const place = useRef<HTMLDivElement>(null);
   const content = useRef<HTMLDivElement>(null);
   const path = shownPath.value;
   const question = path.findLast((message) => message.role === "user");
-  const { isFollowing, toEnd, on } = useFollowing(place, content, `${current.value?.id} ${question?.id}`);
+  const { isFollowing, scrollToEnd, on } = useAutoscroll(place, content, `${current.value?.id} ${question?.id}`);
 
   return (
     <div class="messages-place">
@@ -24,20 +24,20 @@ export function MessageList() {
         class="messages"
         role="log"
         aria-label="Messages"
-        aria-busy={path.some((message) => growing.value.has(message.id))}
+        aria-busy={path.some((message) => streaming.value.has(message.id))}
         tabIndex={0}
         {...on}
       >
         <div ref={content} class="messages-content">
-          {!path.length && isOpen.value && <Welcome />}
+          {!path.length && isLoaded.value && <Welcome />}
           {path.map((message) => {
-            const now = growing.value.get(message.id);
+            const now = streaming.value.get(message.id);
             return (
               <MessageView
                 key={message.id}
                 message={now?.message ?? message}
                 all={messages.value}
-                grows={now !== undefined}
+                isStreaming={now !== undefined}
                 progress={now?.progress}
               />
             );
@@ -45,7 +45,7 @@ export function MessageList() {
         </div>
       </div>
       {!isFollowing && path.length > 0 && (
-        <button class="latest" type="button" onClick={toEnd}>
+        <button class="latest" type="button" onClick={scrollToEnd}>
           <Icon name="down" /> Latest
         </button>
       )}
@@ -53,8 +53,8 @@ export function MessageList() {
   );
 }
 
-/** What one may ask first. */
-const EXAMPLES: [title: string, asked: string][] = [
+/** Example prompts of an empty chat. */
+const EXAMPLES: [title: string, prompt: string][] = [
   ["Explain something", "Explain in a few sentences why the sky is blue."],
   ["Write code", "Write a Python function that tells whether a word is a palindrome, with an example."],
   ["Make a table", "Make a Markdown table of the four seasons: months, weather, and what to wear."],
@@ -67,25 +67,25 @@ function Welcome() {
   const facts = [
     context ? `${context.toLocaleString("en")} tokens of context` : "",
     isRouter.value ? `${models.value.length} models to choose from` : "",
-    "chats stay in this browser",
+    "chats are stored in this browser only",
   ].filter(Boolean);
   return (
     <div class="welcome">
       <Logo />
-      <h2>{shown(name ?? "llamado")}</h2>
+      <h2>{displayText(name ?? "llamado")}</h2>
       <p>{facts.join(" · ")}</p>
-      {onlyGoesOn.value && (
+      {isBaseModel.value && (
         <p class="hint">
-          This model was not made for conversations: it goes on with texts, as in <a href={address("complete")}>Complete</a>. Answers end after
-          1,024 tokens here unless <code>max_tokens</code> says otherwise.
+          This is a base model without a chat template: it continues text, as in <a href={address("complete")}>Complete</a>. Answers end after
+          1,024 tokens unless <code>max_tokens</code> is set.
         </p>
       )}
       <ul class="examples">
-        {EXAMPLES.map(([title, asked]) => (
+        {EXAMPLES.map(([title, prompt]) => (
           <li key={title}>
-            <button type="button" onClick={() => void send(asked, [])}>
+            <button type="button" onClick={() => void send(prompt, [])}>
               <b>{title}</b>
-              <span>{asked}</span>
+              <span>{prompt}</span>
             </button>
           </li>
         ))}

@@ -2,91 +2,91 @@ import { memo } from "preact/compat";
 import { useRef, useState } from "preact/hooks";
 import { modelFor, models } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
-import { shown } from "../markdown/visible";
-import { confirmed } from "../ui/Confirm";
+import { displayText } from "../markdown/displayText";
+import { askConfirmation } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
-import { busy as isBusy, goOn, regenerate, sendAgain, show } from "./answering";
+import { busy as isBusy, continueAnswer, regenerate, resend, showVersion } from "./actions";
 import { Probabilities } from "./Probabilities";
-import { keep, removeMessage, shownSettings } from "./store";
+import { saveMessage, removeMessage, shownSettings } from "./store";
 import { ToolCalls } from "./ToolCalls";
-import { Took } from "./Took";
-import { Thoughts } from "./Thoughts";
+import { AnswerStats } from "./AnswerStats";
+import { Reasoning } from "./Reasoning";
 import { type Message, type Messages, versions } from "./tree";
 
-interface Given {
+interface Props {
   message: Message;
   all: Messages;
-  grows: boolean;
+  isStreaming: boolean;
   progress: number | undefined;
 }
 
 const ENDINGS: Partial<Record<string, string>> = {
-  length: "The answer was cut: no tokens were left.",
+  length: "The answer was cut off at the token limit.",
   aborted: "Stopped.",
   interrupted: "Interrupted: the answer is incomplete. Choose Continue for the rest.",
 };
 
-/** One message: what it says, what it took, and what can be done with it. */
-export const MessageView = memo(({ message, all, grows, progress }: Given) => {
+/** One message: content, statistics and actions. */
+export const MessageView = memo(({ message, all, isStreaming, progress }: Props) => {
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
   const name = { user: "You", assistant: message.model || "Model", tool: "Tool" }[message.role];
   return (
-    <article class={`message ${message.role} ${grows ? "grows" : ""}`} aria-label={name}>
+    <article class={`message ${message.role} ${isStreaming ? "streaming" : ""}`} aria-label={name}>
       {message.role !== "user" && (
         <div class="who" aria-hidden="true">
-          {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? "Result of the tool" : shown(name)}
+          {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? "Tool result" : displayText(name)}
         </div>
       )}
       {message.attachments?.map((one, index) => (
         <details key={index} class="attached">
           <summary>
-            <Icon name="file" /> {shown(one.name)}
+            <Icon name="file" /> {displayText(one.name)}
           </summary>
-          <pre>{shown(one.text.slice(0, 20_000))}</pre>
+          <pre>{displayText(one.text.slice(0, 20_000))}</pre>
         </details>
       ))}
-      <Thoughts message={message} grows={grows} />
+      <Reasoning message={message} isStreaming={isStreaming} />
       {edits ? (
         <Editor message={message} onDone={() => setEdits(false)} />
       ) : probs && message.probs ? (
         <Probabilities tokens={message.probs} />
       ) : message.role === "assistant" ? (
-        <Markdown text={message.content} settled={!grows} />
+        <Markdown text={message.content} isComplete={!isStreaming} />
       ) : (
         message.content && (
-          <div class="said" dir="auto">
-            {shown(message.content)}
+          <div class="message-text" dir="auto">
+            {displayText(message.content)}
           </div>
         )
       )}
-      {grows && !message.content && !message.reasoning && <Waiting progress={progress} />}
-      {message.toolCalls && !grows && <ToolCalls message={message} />}
-      {message.error && <p class="notice">{shown(message.error)}</p>}
-      {!grows && message.ending && ENDINGS[message.ending] && <p class="ending">{ENDINGS[message.ending]}</p>}
+      {isStreaming && !message.content && !message.reasoning && <Waiting progress={progress} />}
+      {message.toolCalls && !isStreaming && <ToolCalls message={message} />}
+      {message.error && <p class="notice">{displayText(message.error)}</p>}
+      {!isStreaming && message.ending && ENDINGS[message.ending] && <p class="ending">{ENDINGS[message.ending]}</p>}
       {!edits && (
         <footer class="message-foot">
           <Versions message={message} all={all} />
-          {!grows && <Actions message={message} probs={probs} onProbs={() => setProbs(!probs)} onEdit={() => setEdits(true)} />}
-          {message.stats && <Took stats={message.stats} grows={grows} />}
+          {!isStreaming && <Actions message={message} probs={probs} onProbs={() => setProbs(!probs)} onEdit={() => setEdits(true)} />}
+          {message.stats && <AnswerStats stats={message.stats} isStreaming={isStreaming} />}
         </footer>
       )}
     </article>
   );
 });
 
-/** What is done before the first token. */
+/** Progress before the first token. */
 function Waiting({ progress }: { progress: number | undefined }) {
   const model = modelFor(shownSettings().model);
   const loads = progress === undefined && models.value.some((one) => one.id === model && one.status && one.status.value !== "loaded");
   return (
     <p class="waiting" role="status">
-      {loads && <>Loading {shown(model)} </>}
+      {loads && <>Loading {displayText(model)} </>}
       {progress !== undefined && progress < 1 ? (
         <>
-          Reading the prompt <progress value={progress} /> {Math.round(100 * progress)}%
+          Processing the prompt <progress value={progress} /> {Math.round(100 * progress)}%
         </>
       ) : (
         <span class="dots">
@@ -97,18 +97,18 @@ function Waiting({ progress }: { progress: number | undefined }) {
   );
 }
 
-interface ActionsGiven {
+interface ActionsProps {
   message: Message;
   probs: boolean;
   onProbs: () => void;
   onEdit: () => void;
 }
 
-/** What can be done with a message that is there. */
-function Actions({ message, probs, onProbs, onEdit }: ActionsGiven) {
+/** Actions for a complete message. */
+function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
   const busy = isBusy.value;
   async function remove() {
-    const yes = await confirmed("Delete this message?", "It goes with all that follows it, and is kept nowhere else.", "Delete");
+    const yes = await askConfirmation("Delete this message?", "This also deletes all messages below it, and cannot be undone.", "Delete");
     if (yes) void removeMessage(message);
   }
   return (
@@ -118,7 +118,7 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsGiven) {
       {message.role === "assistant" && (
         <>
           <IconButton icon="again" label="Regenerate" disabled={busy} onClick={() => void regenerate(message)} />
-          <IconButton icon="forward" label="Continue" disabled={busy} onClick={() => void goOn(message)} />
+          <IconButton icon="forward" label="Continue" disabled={busy} onClick={() => void continueAnswer(message)} />
         </>
       )}
       {message.probs && <IconButton icon="bars" label="Probabilities" pressed={probs} onClick={onProbs} />}
@@ -127,7 +127,7 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsGiven) {
   );
 }
 
-/** The versions beside this one, to walk between. */
+/** Switch between the versions of a message. */
 function Versions({ message, all }: { message: Message; all: Messages }) {
   const others = versions(all, message);
   if (others.length < 2) return null;
@@ -138,9 +138,9 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
       <button
         class="quiet small"
         type="button"
-        aria-label="Version before"
+        aria-label="Previous version"
         disabled={busy || at === 0}
-        onClick={() => void show(others[at - 1]!)}
+        onClick={() => void showVersion(others[at - 1]!)}
       >
         <Icon name="left" />
       </button>
@@ -150,7 +150,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
         type="button"
         aria-label="Next version"
         disabled={busy || at === others.length - 1}
-        onClick={() => void show(others[at + 1]!)}
+        onClick={() => void showVersion(others[at + 1]!)}
       >
         <Icon name="right" />
       </button>
@@ -161,13 +161,13 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
 function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
   const field = useRef<HTMLTextAreaElement>(null);
 
-  /** A message of the reader's gets an answer as another branch; the model's own is changed where it stands. */
+  /** An edited user message starts another branch; an edited answer is changed in place. */
   function submit(event: Event) {
     event.preventDefault();
     const content = field.current!.value;
     onDone();
-    if (message.role === "user") void sendAgain(message, content);
-    else void keep({ ...message, content }, { leaf: false });
+    if (message.role === "user") void resend(message, content);
+    else void saveMessage({ ...message, content }, { leaf: false });
   }
 
   return (
@@ -186,7 +186,7 @@ function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
       />
       <div class="row">
         <button class="primary" type="submit">
-          {message.role === "user" ? "Send again" : "Keep"}
+          {message.role === "user" ? "Send again" : "Save"}
         </button>
         <button type="button" onClick={onDone}>
           Cancel

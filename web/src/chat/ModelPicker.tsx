@@ -1,27 +1,27 @@
-import { modelFor, models, refresh } from "../api/server";
-import { shown } from "../markdown/visible";
+import { modelFor, models, refreshProps } from "../api/server";
+import { displayText } from "../markdown/displayText";
 
-interface Given {
-  /** What was chosen; "": nothing was. */
+interface Props {
+  /** The chosen model; "" if none was chosen. */
   chosen: string;
   onChoose: (model: string) => void;
   label?: string;
 }
 
-/** Which of the server's models is asked; nothing where there is only one. */
-export function ModelPicker({ chosen, onChoose, label = "Model" }: Given) {
+/** Selects one of the server's models; hidden if there is only one. */
+export function ModelPicker({ chosen, onChoose, label = "Model" }: Props) {
   if (models.value.length < 2) return null;
   return (
     <select
       class="model-picker"
       aria-label={label}
       value={modelFor(chosen)}
-      onFocus={() => void refresh()}
+      onFocus={() => void refreshProps()}
       onChange={(event) => onChoose(event.currentTarget.value)}
     >
       {models.value.map((one) => (
         <option key={one.id} value={one.id}>
-          {shown(one.id)}
+          {displayText(one.id)}
           {one.status && one.status.value !== "loaded" ? ` (${one.status.value})` : ""}
         </option>
       ))}

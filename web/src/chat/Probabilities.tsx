@@ -10,7 +10,7 @@ function visible(token: string): string {
   return token.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
 }
 
-/** An answer token by token, the unlikely ones marked; what else was likely there, for the one that is pointed at. */
+/** An answer as tokens, with unlikely ones highlighted, and the candidates at the selected position. */
 export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
   const [chosen, setChosen] = useState<number | null>(null);
   const one = chosen === null ? null : tokens[chosen];
@@ -48,7 +48,7 @@ export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
             </tbody>
           </table>
         ) : (
-          "Point at a token."
+          "Select a token."
         )}
       </div>
     </div>

@@ -3,32 +3,32 @@ import { modelFor } from "../api/server";
 import { ToolSettings } from "../tools/ToolSettings";
 import { Icon } from "../ui/Icon";
 import { useDraft } from "../ui/draft";
-import { type Group, GROUPS, type Parameter, parameters, read, readParameters, write } from "./parameters";
+import { type Group, GROUPS, type Parameter, parameters, parseValue, readParameters, formatValue } from "./parameters";
 import type { Settings } from "./settings";
 import { changeSettings, shownSettings } from "./store";
 
-interface Given {
+interface Props {
   onClose?: () => void;
   settings?: Settings;
   onChange?: (changes: Partial<Settings>) => void;
   title?: string;
-  /** Whether messages are asked about; a text alone has no system prompt and no tools. */
+  /** False for raw text, which has no system prompt and no tools. */
   chat?: boolean;
 }
 
-/** What is asked of the model; without `settings` those of the conversation that is shown. */
+/** Settings of a request; by default those of the current conversation. */
 export function SettingsPanel({
   onClose,
   settings = shownSettings(),
   onChange = (one) => void changeSettings(one),
   title = "Settings",
   chat = true,
-}: Given) {
+}: Props) {
   const model = modelFor(settings.model);
-  const [unread, setUnread] = useState("");
+  const [readError, setReadError] = useState("");
   useEffect(() => {
-    setUnread("");
-    readParameters(model).catch((error: Error) => setUnread(error.message));
+    setReadError("");
+    readParameters(model).catch((error: Error) => setReadError(error.message));
   }, [model]);
   const [resets, setResets] = useState(0);
   const system = useDraft(settings.system, (text) => onChange({ system: text }));
@@ -38,7 +38,7 @@ export function SettingsPanel({
       <div class="row">
         <h2>{title}</h2>
         {onClose && (
-          <button class="quiet" type="button" aria-label="Close the settings" onClick={onClose}>
+          <button class="quiet" type="button" aria-label="Close settings" onClick={onClose}>
             <Icon name="close" />
           </button>
         )}
@@ -53,23 +53,23 @@ export function SettingsPanel({
       {chat && <ToolSettings settings={settings} onChange={onChange} />}
       {chat && (
         <JsonField
-          label="Further tools"
+          label="Additional tools"
           placeholder='[{"type": "function", "function": {"name": …}}]'
           value={settings.tools}
           onChange={(tools) => onChange({ tools })}
         />
       )}
       <label>
-        Probabilities: likeliest tokens at each place
+        Probabilities: likely tokens per position
         <input type="number" min={0} max={20} {...probs} />
         {settings.probs > 0 && (settings.serverTools.length > 0 || settings.tools.trim() !== "") && (
-          <small class="hint">The model is told of tools: there are none beside them.</small>
+          <small class="hint">Not available together with tools.</small>
         )}
       </label>
       <Parameters
         key={resets}
         all={(parameters.value[model] ?? []).filter((one) => one.only === undefined || one.only === (chat ? "chat" : "text"))}
-        unread={unread}
+        readError={readError}
         values={settings.parameters}
         onChange={(name, value) => {
           const { [name]: _, ...others } = settings.parameters;
@@ -84,10 +84,10 @@ export function SettingsPanel({
   );
 }
 
-/** A field of JSON, which says while it is written whether it can be read. */
+/** A field for JSON that shows parse errors while the user types. */
 function JsonField({ label, placeholder, value, onChange }: { label: string; placeholder: string; value: string; onChange: (text: string) => void }) {
   const draft = useDraft(value, onChange);
-  const wrong = whyNoJson(String(draft.value));
+  const wrong = jsonError(String(draft.value));
   return (
     <label>
       {label}
@@ -97,34 +97,34 @@ function JsonField({ label, placeholder, value, onChange }: { label: string; pla
   );
 }
 
-function whyNoJson(text: string): string {
+function jsonError(text: string): string {
   if (!text.trim()) return "";
   try {
     JSON.parse(text);
     return "";
   } catch (error) {
-    return `Not JSON yet: ${(error as Error).message}`;
+    return `Invalid JSON: ${(error as Error).message}`;
   }
 }
 
-interface ParametersGiven {
+interface ParametersProps {
   all: Parameter[];
-  /** Why they are not there; "": they are, or come. */
-  unread: string;
+  /** Reason why the parameters could not be loaded; "" if they are loaded or loading. */
+  readError: string;
   values: Record<string, unknown>;
   onChange: (name: string, value: unknown) => void;
   onReset: () => void;
 }
 
-/** Unfolded from the beginning. */
-const FIRST: readonly Group[] = ["Sampling", "Length and end"];
+/** Groups that are unfolded at first. */
+const UNFOLDED: readonly Group[] = ["Sampling", "Length and stop"];
 
-/** The server's table of parameters, by what they are about; found by a part of their name or of what they do. */
-function Parameters({ all, unread, values, onChange, onReset }: ParametersGiven) {
+/** The server's parameters by group, searchable by name and description. */
+function Parameters({ all, readError, values, onChange, onReset }: ParametersProps) {
   const id = useId();
   const [text, setText] = useState("");
-  const wanted = text.trim().toLowerCase();
-  const found = all.filter((one) => !wanted || `${one.name} ${one.description}`.toLowerCase().includes(wanted));
+  const query = text.trim().toLowerCase();
+  const found = all.filter((one) => !query || `${one.name} ${one.description}`.toLowerCase().includes(query));
   const changed = Object.keys(values).length;
   return (
     <section class="parameters" aria-label="Parameters">
@@ -132,7 +132,7 @@ function Parameters({ all, unread, values, onChange, onReset }: ParametersGiven)
         <h3>Parameters</h3>
         {changed > 0 && (
           <button class="quiet small" type="button" onClick={onReset}>
-            <Icon name="again" /> All as the server has it
+            <Icon name="again" /> Reset to server defaults
           </button>
         )}
       </div>
@@ -145,13 +145,13 @@ function Parameters({ all, unread, values, onChange, onReset }: ParametersGiven)
           onInput={(event) => setText(event.currentTarget.value)}
         />
       )}
-      {!all.length && <p class="hint">{unread ? `The server does not tell them: ${unread}.` : "…"}</p>}
-      {all.length > 0 && !found.length && <p class="hint">None is called so.</p>}
+      {!all.length && <p class="hint">{readError ? `Cannot load the parameters: ${readError}` : "…"}</p>}
+      {all.length > 0 && !found.length && <p class="hint">No parameter found.</p>}
       {GROUPS.map((group) => {
         const here = found.filter((one) => one.group === group);
         const others = here.filter((one) => one.name in values).length;
         return here.length ? (
-          <details key={group} open={wanted !== "" || FIRST.includes(group)}>
+          <details key={group} open={query !== "" || UNFOLDED.includes(group)}>
             <summary>
               {group} {others > 0 && <span class="count">{others} changed</span>}
             </summary>
@@ -171,20 +171,20 @@ function Parameters({ all, unread, values, onChange, onReset }: ParametersGiven)
   );
 }
 
-interface FieldGiven {
+interface FieldProps {
   id: string;
   parameter: Parameter;
   value: unknown;
   onChange: (value: unknown) => void;
 }
 
-function Field({ id, parameter, value, onChange }: FieldGiven) {
+function Field({ id, parameter, value, onChange }: FieldProps) {
   const [wrong, setWrong] = useState("");
   const { name, kind, description } = parameter;
-  const usual = write(parameter.default);
-  const draft = useDraft(write(value), (text) => {
+  const usual = formatValue(parameter.default);
+  const draft = useDraft(formatValue(value), (text) => {
     try {
-      onChange(read(parameter, text));
+      onChange(parseValue(parameter, text));
       setWrong("");
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));
@@ -203,7 +203,7 @@ function Field({ id, parameter, value, onChange }: FieldGiven) {
           value={value === undefined ? "" : String(value)}
           onChange={(event) => onChange({ "": undefined, true: true, false: false }[event.currentTarget.value])}
         >
-          <option value="">{usual ? `${usual} (as it is)` : "as it is"}</option>
+          <option value="">{usual ? `${usual} (default)` : "default"}</option>
           <option value="true">true</option>
           <option value="false">false</option>
         </select>

@@ -1,11 +1,11 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { shown } from "../markdown/visible";
-import { address, go } from "../shell/route";
+import { displayText } from "../markdown/displayText";
+import { address, navigate } from "../shell/route";
 import { Icon } from "../ui/Icon";
-import { confirmed } from "../ui/Confirm";
+import { askConfirmation } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
-import { isBusy } from "./answering";
-import { conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
+import { isBusy } from "./actions";
+import { conversations, current, exportConversations, importConversations, isListLoaded, removeConversation, rename, search } from "./store";
 import type { Conversation } from "./tree";
 
 const DAY_MS = 86_400_000;
@@ -24,18 +24,18 @@ function download(name: string, value: unknown): void {
 }
 
 async function remove(one: Conversation): Promise<void> {
-  if (await confirmed(`Delete “${one.title}”?`, "It is kept nowhere else than in this browser.", "Delete")) {
-    if (current.value?.id === one.id) go("chat");
+  if (await askConfirmation(`Delete “${one.title}”?`, "It is stored in this browser only. This cannot be undone.", "Delete")) {
+    if (current.value?.id === one.id) navigate("chat");
     await removeConversation(one.id);
   }
 }
 
-/** The conversations that are kept in this browser. */
+/** List of the conversations in this browser. */
 export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: () => void }) {
   const [text, setText] = useState("");
   const [renamed, setRenamed] = useState("");
   const [found, setFound] = useState<Set<string> | null>(null);
-  const [said, setSaid] = useState("");
+  const [status, setStatus] = useState("");
   const file = useRef<HTMLInputElement>(null);
 
   useEffect(() => {
@@ -43,10 +43,10 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
       setFound(null);
       return;
     }
-    let wanted = true;
-    const timer = setTimeout(() => void search(text.trim()).then((ids) => wanted && setFound(ids)), 120);
+    let isCurrent = true;
+    const timer = setTimeout(() => void search(text.trim()).then((ids) => isCurrent && setFound(ids)), 120);
     return () => {
-      wanted = false;
+      isCurrent = false;
       clearTimeout(timer);
     };
   }, [text, conversations.value]);
@@ -55,10 +55,10 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
     const chosen = file.current?.files?.[0];
     if (!chosen) return;
     try {
-      const count = await imported(JSON.parse(await chosen.text()));
-      setSaid(`${count} conversation${count === 1 ? "" : "s"} imported`);
+      const count = await importConversations(JSON.parse(await chosen.text()));
+      setStatus(`${count} conversation${count === 1 ? "" : "s"} imported`);
     } catch (error) {
-      setSaid(error instanceof SyntaxError ? "This file is no JSON." : (error as Error).message);
+      setStatus(error instanceof SyntaxError ? "This file is not JSON." : (error as Error).message);
     }
     file.current!.value = "";
   }
@@ -71,12 +71,12 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
         <a class="new" href={address("chat")} onClick={onChosen}>
           <Icon name="plus" /> New chat
         </a>
-        <IconButton kind="narrow" icon="close" label="Close the list of chats" onClick={onClose} />
+        <IconButton kind="narrow" icon="close" label="Close chat list" onClick={onClose} />
       </div>
       <input
         type="search"
         placeholder="Search"
-        aria-label="Search in chats"
+        aria-label="Search chats"
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
       />
@@ -89,7 +89,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
               {head}
               <li key={one.id} class="chats-row">
                 {renamed === one.id ? (
-                  <Renaming chat={one} onDone={() => setRenamed("")} />
+                  <TitleEditor chat={one} onDone={() => setRenamed("")} />
                 ) : (
                   <>
                     <a
@@ -99,8 +99,8 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
                       onClick={onChosen}
                       onDblClick={() => setRenamed(one.id)}
                     >
-                      <bdi>{shown(one.title)}</bdi>
-                      {isBusy(one.id) && <i class="busy" title="an answer is being made" />}
+                      <bdi>{displayText(one.title)}</bdi>
+                      {isBusy(one.id) && <i class="busy" title="answer in progress" />}
                     </a>
                     <IconButton icon="pencil" label={`Rename ${one.title}`} onClick={() => setRenamed(one.id)} />
                     <IconButton icon="trash" label={`Delete ${one.title}`} disabled={isBusy(one.id)} onClick={() => void remove(one)} />
@@ -110,7 +110,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
             </>
           );
         })}
-        {!listed.length && isRead.value && <li class="chats-head">{found ? "Nothing found" : "Chats are kept in this browser only."}</li>}
+        {!listed.length && isListLoaded.value && <li class="chats-head">{found ? "Nothing found" : "Chats are stored in this browser only."}</li>}
       </ul>
       <div class="sidebar-foot">
         <button
@@ -118,7 +118,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
           type="button"
           disabled={!conversations.value.length}
           onClick={() =>
-            void exported(conversations.value.map((one) => one.id)).then((all) =>
+            void exportConversations(conversations.value.map((one) => one.id)).then((all) =>
               download(`llamado-chats-${new Date().toISOString().slice(0, 10)}.json`, all),
             )
           }
@@ -133,23 +133,23 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
           class="hidden"
           type="file"
           accept="application/json,.json"
-          aria-label="File of chats"
+          aria-label="Chat file"
           tabIndex={-1}
           onChange={() => void importFile()}
         />
-        <span role="status">{said}</span>
+        <span role="status">{status}</span>
       </div>
     </aside>
   );
 }
 
-/** A chat's name while it is changed: Enter and leaving the field keep it, Escape does not. */
-function Renaming({ chat, onDone }: { chat: Conversation; onDone: () => void }) {
+/** Edits a chat's title: Enter or leaving the field saves it, Escape cancels. */
+function TitleEditor({ chat, onDone }: { chat: Conversation; onDone: () => void }) {
   const left = useRef(false);
   return (
     <input
       type="text"
-      aria-label="Name of this chat"
+      aria-label="Chat title"
       defaultValue={chat.title}
       ref={(field) => {
         if (field && document.activeElement !== field && !left.current) field.select();

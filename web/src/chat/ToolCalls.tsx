@@ -1,8 +1,8 @@
 import { useRef } from "preact/hooks";
-import { shown } from "../markdown/visible";
-import { serverTools } from "../tools/offered";
+import { displayText } from "../markdown/displayText";
+import { serverTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
-import { busy, calling, runCall, sendResult, shownPath } from "./answering";
+import { busy, runningCalls, runCall, sendResult, shownPath } from "./actions";
 import type { Message, ToolCall } from "./tree";
 
 function pretty(json: string): string {
@@ -13,7 +13,7 @@ function pretty(json: string): string {
   }
 }
 
-/** The calls a message makes, each with its result or a place to give one. */
+/** Tool calls of a message, each with its result or a form for it. */
 export function ToolCalls({ message }: { message: Message }) {
   const results = shownPath.value.filter((one) => one.role === "tool");
   return (
@@ -23,9 +23,9 @@ export function ToolCalls({ message }: { message: Message }) {
         return (
           <div key={call.id} class="tool-call">
             <div class="calls">
-              <Icon name="tool" /> Calls <code>{shown(call.name)}</code>
+              <Icon name="tool" /> Calls <code>{displayText(call.name)}</code>
             </div>
-            <pre tabIndex={0}>{shown(pretty(call.arguments))}</pre>
+            <pre tabIndex={0}>{displayText(pretty(call.arguments))}</pre>
             {!result && <RunButton message={message} call={call} />}
             {!result && <ResultForm message={message} call={call} />}
           </div>
@@ -38,7 +38,7 @@ export function ToolCalls({ message }: { message: Message }) {
 function RunButton({ message, call }: { message: Message; call: ToolCall }) {
   const tool = serverTools.value.find((one) => one.name === call.name);
   if (!tool) return null;
-  const runs = calling.value.has(call.id);
+  const runs = runningCalls.value.has(call.id);
   return (
     <button class="primary run" type="button" disabled={runs || busy.value} onClick={() => void runCall(message, call)}>
       {runs ? "Running…" : `Run ${tool.where}`}
@@ -54,10 +54,10 @@ function ResultForm({ message, call }: { message: Message; call: ToolCall }) {
   }
   return (
     <form class="result-form" onSubmit={submit}>
-      <label for={`result-${call.id}`}>Result of {shown(call.name)}</label>
+      <label for={`result-${call.id}`}>Result of {displayText(call.name)}</label>
       <textarea id={`result-${call.id}`} ref={field} rows={2} />
       <button type="submit" disabled={busy.value}>
-        Give it to the model
+        Send result
       </button>
     </form>
   );

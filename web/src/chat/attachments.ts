@@ -1,13 +1,13 @@
-// Files as text: a model reads nothing else.
+// Attached files as text, the only form that requests can contain.
 import type { Attachment } from "./tree";
 
-const LARGEST_TEXT = 2_000_000; // bytes
-const LARGEST_PDF = 50_000_000;
+const MAX_TEXT = 2_000_000; // bytes
+const MAX_PDF = 50_000_000;
 
-/** Throws an Error that says what is wrong with the file. */
+/** Read a file. Throws an Error that names the problem. */
 export async function readAttachment(file: File): Promise<Attachment> {
   const isPdf = file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf");
-  const most = isPdf ? LARGEST_PDF : LARGEST_TEXT;
+  const most = isPdf ? MAX_PDF : MAX_TEXT;
   if (file.size > most) throw new Error(`larger than ${most / 1e6} MB`);
   const bytes = await file.arrayBuffer();
   if (isPdf) {
@@ -18,8 +18,8 @@ export async function readAttachment(file: File): Promise<Attachment> {
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error("this is no text (UTF-8) and no PDF");
+    throw new Error("not a text file (UTF-8) or PDF");
   }
-  if (text.includes("\0")) throw new Error("this is no text and no PDF");
+  if (text.includes("\0")) throw new Error("not a text file or PDF");
   return { name: file.name, text };
 }

@@ -1,4 +1,4 @@
-// Drafts: what is typed and attached but not sent, one for each chat. Texts outlive the page, attachments the view.
+// Drafts: unsent text and attachments of each chat. Texts survive a reload, attachments do not.
 import { signal } from "@preact/signals";
 import type { Attachment } from "./tree";
 
@@ -23,7 +23,7 @@ export function setDraftText(place: string, text: string): void {
     if (text) localStorage.setItem(key(place), text);
     else localStorage.removeItem(key(place));
   } catch {
-    // a browser that stores nothing, or has no room left: the draft ends with the page
+    // storage is disabled or full: the draft is lost with the page
   }
 }
 

@@ -1,10 +1,10 @@
-// One answer of the model: a chat request, and what its stream adds up to.
+// Generation of one answer: a chat request and the sum of its stream.
 import { stream } from "../api/http";
-import { onlyGoesOn } from "../api/server";
+import { isBaseModel } from "../api/server";
 import { asRequest, type Settings } from "./settings";
 import type { Attachment, Ending, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
-const MOST_WITHOUT_END = 1024; // tokens, as `llamado run` has it
+const MAX_BASE_MODEL_TOKENS = 1024; // as in `llamado run`
 
 export interface Timings {
   cache_n: number;
@@ -32,7 +32,7 @@ interface Chunk {
   prompt_progress?: { total: number; cache: number; processed: number; time_ms: number };
 }
 
-/** An answer as far as it is there. */
+/** The answer so far. */
 export interface Answer {
   content: string;
   reasoning: string;
@@ -41,23 +41,23 @@ export interface Answer {
   model: string;
   ending?: Ending;
   stats?: Stats;
-  /** How long it thought. */
+  /** Milliseconds of reasoning. */
   thoughtMs?: number;
-  /** How much of the prompt is read, from 0 to 1, before the first token. */
+  /** Fraction of the prompt that is processed, before the first token. */
   progress?: number;
 }
 
-export interface Asked {
+export interface GenerateOptions {
   messages: Message[];
   settings: Settings;
-  /** Schemas of the server's own tools that are offered. */
+  /** Schemas of the enabled tools of the server. */
   serverTools?: readonly unknown[];
   signal: AbortSignal;
-  /** Called with the answer whenever it has grown; the object is the same each time. */
-  onGrown: (answer: Answer) => void;
+  /** Called after each event with the same, updated object. */
+  onUpdate: (answer: Answer) => void;
 }
 
-/** A text with its attachments, as the model reads it. */
+/** Return a text with its attachments, as sent to the model. */
 export function withAttachments(content: string, attachments: readonly Attachment[] = []): string {
   const files = attachments.map(({ name, text }) => `File: ${name}\n\`\`\`\n${text}\n\`\`\``);
   return [...files, content].join("\n\n");
@@ -73,23 +73,23 @@ function asMessage(message: Message): Record<string, unknown> {
   };
   if (message.reasoning) plain["reasoning_content"] = message.reasoning;
   if (message.toolCalls?.length) {
-    plain["tool_calls"] = message.toolCalls.map(({ id, name, arguments: given }) => ({
+    plain["tool_calls"] = message.toolCalls.map(({ id, name, arguments: args }) => ({
       id,
       type: "function",
-      function: { name, arguments: given },
+      function: { name, arguments: args },
     }));
   }
   return plain;
 }
 
 /**
- * Asks for the answer to `messages`; where the last of them is the model's own, for what follows in it. Returns it when
- * it has ended, also by `signal`. Throws ApiFailure, and Error for settings that are no JSON.
+ * Request the answer to `messages`, or the continuation of the last message if it is the model's own. Returns when the
+ * answer has ended or `signal` aborts it. Throws ApiFailure, and Error for settings that are not JSON.
  */
-export async function generate({ messages, settings, serverTools, signal, onGrown }: Asked): Promise<Answer> {
+export async function generate({ messages, settings, serverTools, signal, onUpdate }: GenerateOptions): Promise<Answer> {
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const body = {
-    ...(onlyGoesOn.value ? { max_tokens: MOST_WITHOUT_END } : {}),
+    ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
     ...asRequest(settings, serverTools),
     messages: [...system, ...messages.map(asMessage)],
     stream: true,
@@ -99,18 +99,18 @@ export async function generate({ messages, settings, serverTools, signal, onGrow
   const answer: Answer = { content: "", reasoning: "", toolCalls: [], probs: [], model: "" };
   const began = performance.now();
   let first = 0;
-  let thinks = 0; // since when
+  let thinkingSince = 0; // milliseconds
   try {
     for await (const data of stream("POST", "v1/chat/completions", { body, signal })) {
       const chunk = data as Chunk;
-      const grown = add(answer, chunk);
-      if (grown && !first) first = performance.now();
+      const hasGrown = addChunk(answer, chunk);
+      if (hasGrown && !first) first = performance.now();
       if (answer.reasoning && !answer.content) {
-        thinks ||= performance.now();
-        answer.thoughtMs = performance.now() - thinks;
+        thinkingSince ||= performance.now();
+        answer.thoughtMs = performance.now() - thinkingSince;
       }
       if (chunk.timings) answer.stats = statsOf(chunk.timings, (first || performance.now()) - began);
-      onGrown(answer);
+      onUpdate(answer);
     }
     answer.ending ??= "interrupted"; // the stream ended without a finish_reason
   } catch (error) {
@@ -120,8 +120,8 @@ export async function generate({ messages, settings, serverTools, signal, onGrow
   return answer;
 }
 
-/** Puts a piece of the stream to the answer; whether there is more of it than before. */
-function add(answer: Answer, chunk: Chunk): boolean {
+/** Add an event of the stream to the answer. Return true if the answer grew. */
+function addChunk(answer: Answer, chunk: Chunk): boolean {
   if (chunk.model) answer.model = chunk.model;
   if (chunk.prompt_progress) answer.progress = chunk.prompt_progress.processed / Math.max(1, chunk.prompt_progress.total);
   const choice = chunk.choices?.[0];
@@ -130,10 +130,10 @@ function add(answer: Answer, chunk: Chunk): boolean {
   answer.content += content ?? "";
   answer.reasoning += thought ?? "";
   for (const call of calls ?? []) {
-    const known = (answer.toolCalls[call.index] ??= { id: "", name: "", arguments: "" });
-    known.id = call.id ?? known.id;
-    known.name += call.function?.name ?? "";
-    known.arguments += call.function?.arguments ?? "";
+    const toolCall = (answer.toolCalls[call.index] ??= { id: "", name: "", arguments: "" });
+    toolCall.id = call.id ?? toolCall.id;
+    toolCall.name += call.function?.name ?? "";
+    toolCall.arguments += call.function?.arguments ?? "";
   }
   for (const one of choice.logprobs?.content ?? []) {
     answer.probs.push({ token: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });

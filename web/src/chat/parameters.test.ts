@@ -1,11 +1,11 @@
 import { expect, test } from "vitest";
-import { type Parameter, read, table, write } from "./parameters";
+import { type Parameter, parseValue, table, formatValue } from "./parameters";
 
 const PROPS = {
   default_generation_settings: { params: { temperature: 0.8, top_k: 40, stop: [], samplers: ["top_k"], stream: true, lora: [], ignore_eos: false } },
 };
 
-test("what the settings know, and what the document describes, in its order, without what the page says itself", () => {
+test("lists described parameters with their defaults, without those that the page sets", () => {
   const properties = {
     top_k: { type: ["integer", "null"], description: "K" },
     temperature: { type: ["number", "null"], description: "T" },
@@ -27,27 +27,27 @@ test("what the settings know, and what the document describes, in its order, wit
     ["logit_bias", "json", undefined],
     ["stop", "list", []],
   ]);
-  expect(table(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["Sampling", "Sampling", "Sampling", "Length and end"]);
+  expect(table(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["Sampling", "Sampling", "Sampling", "Length and stop"]);
 });
 
-test("without the document what the values tell", () => {
+test("guesses kinds from the defaults if there is no document", () => {
   expect(table(PROPS, null).map((one) => [one.name, one.kind])).toContainEqual(["temperature", "number"]);
 });
 
 const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0, group: "Other" });
 
-test("typed values", () => {
-  expect(read(one("number"), " 0.5 ")).toBe(0.5);
-  expect(read(one("number"), "")).toBeUndefined();
-  expect(() => read(one("integer"), "1.5")).toThrow("whole");
-  expect(() => read(one("number"), "abc")).toThrow("number");
-  expect(read(one("list"), "a, b")).toEqual(["a", "b"]);
-  expect(read(one("list"), '["a,b"]')).toEqual(["a,b"]);
-  expect(read(one("json"), '[["yes", 5]]')).toEqual([["yes", 5]]);
-  expect(write(["a"])).toBe('["a"]');
+test("parses typed values", () => {
+  expect(parseValue(one("number"), " 0.5 ")).toBe(0.5);
+  expect(parseValue(one("number"), "")).toBeUndefined();
+  expect(() => parseValue(one("integer"), "1.5")).toThrow("whole");
+  expect(() => parseValue(one("number"), "abc")).toThrow("number");
+  expect(parseValue(one("list"), "a, b")).toEqual(["a", "b"]);
+  expect(parseValue(one("list"), '["a,b"]')).toEqual(["a,b"]);
+  expect(parseValue(one("json"), '[["yes", 5]]')).toEqual([["yes", 5]]);
+  expect(formatValue(["a"])).toBe('["a"]');
 });
 
-test("what a template speaks of can be set for chats", () => {
+test("offers the parameters that the chat template uses", () => {
   const properties = Object.fromEntries(
     ["reasoning_effort", "reasoning_budget_tokens", "parallel_tool_calls", "chat_template_kwargs"].map((name) => [name, {}]),
   );
@@ -59,12 +59,12 @@ test("what a template speaks of can be set for chats", () => {
   expect(names("{% if enable_thinking %}<think>{% endif %}")).toEqual([
     "reasoning_effort", "reasoning_budget_tokens", "chat_template_kwargs",
   ]);
-  expect(read(one("object"), '{"enable_thinking": false}')).toEqual({ enable_thinking: false });
-  expect(() => read(one("object"), "[1]")).toThrow("object");
-  expect(write({ a: 1 })).toBe('{"a":1}');
+  expect(parseValue(one("object"), '{"enable_thinking": false}')).toEqual({ enable_thinking: false });
+  expect(() => parseValue(one("object"), "[1]")).toThrow("object");
+  expect(formatValue({ a: 1 })).toBe('{"a":1}');
 });
 
-test("the seed of chance is shown as -1, as it is typed", () => {
+test("shows the random seed as -1", () => {
   const props = { default_generation_settings: { params: { seed: 4294967295 } } };
   expect(table(props, null)).toMatchObject([{ name: "seed", default: -1 }]);
 });

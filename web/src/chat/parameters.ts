@@ -1,20 +1,20 @@
-// The server's table of parameters: names and values from its settings, descriptions from its OpenAPI document.
+// Parameters of requests: names and defaults from the server's settings, descriptions from its OpenAPI document.
 import { signal } from "@preact/signals";
 import { getJson } from "../api/http";
 import { isRouter, type Props } from "../api/server";
 
-/** What parameters are about, in the order in which they are shown. */
-export const GROUPS = ["Sampling", "Length and end", "Repetition", "Less usual samplers", "Other"] as const;
+/** Groups of parameters, in the order of the settings panel. */
+export const GROUPS = ["Sampling", "Length and stop", "Repetition", "More samplers", "Other"] as const;
 export type Group = (typeof GROUPS)[number];
 
 export interface Parameter {
   name: string;
   kind: "number" | "integer" | "boolean" | "text" | "list" | "object" | "json";
   description: string;
-  /** What the server takes where nothing is asked for. */
+  /** The value that the server uses by default. */
   default: unknown;
   group: Group;
-  /** Where it says something: of messages alone, or of a text without any. */
+  /** Set if the parameter applies to chats alone, or to raw text alone. */
   only?: "chat" | "text";
 }
 
@@ -30,29 +30,29 @@ interface Document {
   >;
 }
 
-// What the page says itself with each request, and what only says how an answer is sent.
-const OWN = new Set(
+// Set by the page itself, or about the form of the response only.
+const EXCLUDED = new Set(
   "stream n n_cmpl echo tools json_schema lora grammar_lazy grammar_triggers preserved_tokens n_probs logprobs timings_per_token return_progress return_tokens verbose receipt response_fields backend_sampling generation_prompt max_completion_tokens sse_ping_interval stream_options n_cache_reuse".split(" "),
 );
 
-const OF_GROUPS: [RegExp, Group][] = [
+const GROUP_PATTERNS: [RegExp, Group][] = [
   [/^(seed|temperature|top_k|top_p|min_p|samplers)$/, "Sampling"],
-  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "Length and end"],
+  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "Length and stop"],
   [/^(repeat|presence|frequency|dry)_/, "Repetition"],
-  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "Less usual samplers"],
+  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "More samplers"],
 ];
 
-/** Two names of one thing, of which each API has its own; and what is of no use without lines of code before it. */
+/** APIs have different names for the token limit; n_indent applies to lines of code before the answer. */
 const ONLY: Record<string, "chat" | "text"> = { max_tokens: "chat", n_predict: "text", n_indent: "text" };
 
 function groupOf(name: string): Group {
-  return OF_GROUPS.find(([pattern]) => pattern.test(name))?.[1] ?? "Other";
+  return GROUP_PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? "Other";
 }
 
-/** By the model's name; "": the only one. */
+/** Parameters by model name; "": the only model. */
 export const parameters = signal<Record<string, Parameter[]>>({});
 
-const ANY_SEED = 0xffffffff;
+const RANDOM_SEED = 0xffffffff;
 
 function kindOf(schema: Schema): Parameter["kind"] | null {
   const types = [schema.type ?? []].flat();
@@ -65,22 +65,22 @@ function kindOf(schema: Schema): Parameter["kind"] | null {
   return types.includes("string") ? "text" : null;
 }
 
-/** The parameters of chats, in the order of the server's table. */
+/** Return the parameters, in the order of the server's table. */
 export function table(props: Props, document: Document | null): Parameter[] {
-  return [...ofMessages(props, document), ...ofTokens(props, document)];
+  return [...templateParameters(props, document), ...samplingParameters(props, document)];
 }
 
-// What a chat's template makes of a request, where the template speaks of it.
-const OF_MESSAGES: { name: string; kind: Parameter["kind"]; where: RegExp; description: string }[] = [
+// Parameters of the chat template; `where` matches templates that use one.
+const TEMPLATE_PARAMETERS: { name: string; kind: Parameter["kind"]; where: RegExp; description: string }[] = [
   { name: "reasoning_effort", kind: "text", where: /reasoning_effort|enable_thinking|<think>/, description: "how long to think: none, low, medium, high" },
-  { name: "reasoning_budget_tokens", kind: "integer", where: /think|reasoning/, description: "most tokens of thoughts (-1: any number)" },
+  { name: "reasoning_budget_tokens", kind: "integer", where: /think|reasoning/, description: "maximum reasoning tokens (-1: unlimited)" },
   { name: "parallel_tool_calls", kind: "boolean", where: /tool/, description: "several tool calls in one answer" },
   { name: "chat_template_kwargs", kind: "object", where: /^/, description: "variables of the template, as a JSON object" },
 ];
 
-function ofMessages(props: Props, document: Document | null): Parameter[] {
-  const known = chatSchema(document);
-  return OF_MESSAGES.filter(({ name, where }) => known && name in known && where.test(props.chat_template ?? "")).map(
+function templateParameters(props: Props, document: Document | null): Parameter[] {
+  const schema = chatSchema(document);
+  return TEMPLATE_PARAMETERS.filter(({ name, where }) => schema && name in schema && where.test(props.chat_template ?? "")).map(
     ({ name, kind, description }) => ({ name, kind, description, default: undefined, group: groupOf(name), only: "chat" }),
   );
 }
@@ -89,36 +89,39 @@ function chatSchema(document: Document | null): Record<string, Schema> | undefin
   return document?.paths["/v1/chat/completions"]?.post?.requestBody?.content["application/json"].schema.properties;
 }
 
-function ofTokens(props: Props, document: Document | null): Parameter[] {
+function samplingParameters(props: Props, document: Document | null): Parameter[] {
   const defaults = props.default_generation_settings?.params ?? {};
   const described: Record<string, Schema> =
-    chatSchema(document) ?? Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, guessed(value)]));
+    chatSchema(document) ?? Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, guessSchema(value)]));
   return Object.entries(described).flatMap(([name, one]) => {
-    // What has neither a default nor a description is no parameter of the table.
-    if (OWN.has(name) || (!(name in defaults) && !one.description)) return [];
+    // Fields with neither a default nor a description are no parameters.
+    if (EXCLUDED.has(name) || (!(name in defaults) && !one.description)) return [];
     const kind = kindOf(one);
-    const usual = name === "seed" && defaults[name] === ANY_SEED ? -1 : defaults[name];
+    const usual = name === "seed" && defaults[name] === RANDOM_SEED ? -1 : defaults[name];
     const only = ONLY[name];
     return kind ? [{ name, kind, description: one.description ?? "", default: usual, group: groupOf(name), ...(only ? { only } : {}) }] : [];
   });
 }
 
-function guessed(value: unknown): Schema {
+function guessSchema(value: unknown): Schema {
   if (Array.isArray(value)) return { type: ["array", "string"] };
   return { type: typeof value === "number" ? (Number.isInteger(value) ? "integer" : "number") : typeof value };
 }
 
-let document_: Promise<Document | null> | undefined;
+let openApiDocument: Promise<Document | null> | undefined;
 
-/** Reads the table for a model of the server's. */
+/** Load the parameters of a model. */
 export async function readParameters(model: string): Promise<void> {
-  if (!isRouter.value) document_ ??= getJson<Document>("openapi.json").catch(() => null); // a router has none
+  if (!isRouter.value) openApiDocument ??= getJson<Document>("openapi.json").catch(() => null); // routers have no OpenAPI document
   const props = await getJson<Props>(model ? `props?model=${encodeURIComponent(model)}&autoload=false` : "props");
-  parameters.value = { ...parameters.value, [model]: table(props, (await document_) ?? null) };
+  parameters.value = { ...parameters.value, [model]: table(props, (await openApiDocument) ?? null) };
 }
 
-/** A typed text as a value of the parameter; undefined: as the server has it. Throws an Error that says what is wrong. */
-export function read(parameter: Parameter, text: string): unknown {
+/**
+ * Parse user input as a value of the parameter; undefined for the server's default. Throws an Error that names the
+ * problem.
+ */
+export function parseValue(parameter: Parameter, text: string): unknown {
   const typed = text.trim();
   if (typed === "") return undefined;
   if (parameter.kind === "number" || parameter.kind === "integer") {
@@ -139,7 +142,7 @@ export function read(parameter: Parameter, text: string): unknown {
   return text;
 }
 
-export function write(value: unknown): string {
+export function formatValue(value: unknown): string {
   if (value === undefined || value === null) return "";
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }

@@ -1,9 +1,9 @@
-// The text of a PDF; the reader is loaded with the first one.
+// Text of a PDF. The PDF library is loaded with the first file.
 import * as pdf from "pdfjs-dist";
 import { scriptUrl } from "../shell/trusted";
 import worker from "pdfjs-dist/build/pdf.worker.min.mjs?url";
 
-/** Throws an Error for a file that is no PDF, is locked, or holds pictures alone. */
+/** Return the text. Throws an Error if the file is no PDF, is locked, or has images only. */
 export async function textOfPdf(bytes: ArrayBuffer): Promise<string> {
   const port = new Worker(scriptUrl(new URL(worker, import.meta.url).href), { type: "module" });
   pdf.GlobalWorkerOptions.workerPort = port;
@@ -22,7 +22,7 @@ export async function textOfPdf(bytes: ArrayBuffer): Promise<string> {
       pages.push(lines.join("").trim());
     }
     const text = pages.filter(Boolean).join("\n\n");
-    if (!text) throw new Error("this PDF holds pictures, no text");
+    if (!text) throw new Error("this PDF contains images but no text");
     return text;
   } finally {
     await task.destroy();

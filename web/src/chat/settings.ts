@@ -1,22 +1,22 @@
-// What a conversation asks of the model, beside its messages.
+// Settings of a conversation: the fields of its requests other than messages.
 import { modelFor } from "../api/server";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 
 export interface Settings {
-  /** Of a router's models; "": whichever is loaded. */
+  /** One of a router's models; "" for any loaded one. */
   model: string;
   system: string;
-  /** Parameters by name; what is not here is as the server has it. */
+  /** Parameters by name; others have the server's defaults. */
   parameters: Record<string, unknown>;
-  /** JSON schema of the answer, as text; "": any answer. */
+  /** JSON schema of the answer, as text; "" for none. */
   schema: string;
-  /** The tools of the request, as JSON text; "": none. */
+  /** Tool definitions, as JSON text; "" for none. */
   tools: string;
-  /** Names of the server's own tools that are offered. */
+  /** Names of the enabled tools of the server and of MCP servers. */
   serverTools: string[];
-  /** Names of those that run without being asked about. */
+  /** Names of the tools that run without confirmation. */
   autoTools: string[];
-  /** Likeliest tokens asked for at each place; 0: none. */
+  /** Number of likely tokens to return at each position; 0 for none. */
   probs: number;
 }
 
@@ -31,10 +31,10 @@ export const NO_SETTINGS: Settings = {
   probs: 0,
 };
 
-/** What a new conversation begins with: what the last one had. */
-export const lastSettings = remembered<Settings>("settings", NO_SETTINGS);
+/** Settings of the last conversation, used for a new one. */
+export const lastSettings = persistentSignal<Settings>("settings", NO_SETTINGS);
 
-/** The part of a request that settings are. Throws an Error that names the field for JSON that is none. */
+/** Return the fields of a chat request. Throws an Error that names the field whose JSON is invalid. */
 export function asRequest(settings: Settings, tools: readonly unknown[] = []): Record<string, unknown> {
   const request: Record<string, unknown> = { ...settings.parameters };
   const model = modelFor(settings.model);
@@ -47,7 +47,7 @@ export function asRequest(settings: Settings, tools: readonly unknown[] = []): R
   if (!Array.isArray(typed)) throw new Error("The tools must be a JSON array.");
   const all = [...typed, ...tools];
   if (all.length) request["tools"] = all;
-  // Servers refuse both in one stream.
+  // The server rejects probabilities in streams with tools.
   if (settings.probs > 0 && !all.length) {
     request["logprobs"] = true;
     request["top_logprobs"] = settings.probs;

@@ -11,12 +11,12 @@ function message(id: string, parent: string | null, content: string) {
 
 beforeAll(async () => {
   await store.create("  Rivers\nof Spain ", { ...NO_SETTINGS, system: "short" });
-  await store.keep(message("q", null, "Rivers of Spain"));
-  await store.keep(message("a", "q", "Ebro"));
-  await store.keep(message("b", "q", "Tajo"));
+  await store.saveMessage(message("q", null, "Rivers of Spain"));
+  await store.saveMessage(message("a", "q", "Ebro"));
+  await store.saveMessage(message("b", "q", "Tajo"));
 });
 
-test("a conversation is as it was when it is opened again", async () => {
+test("reopens a conversation unchanged", async () => {
   const { id } = store.current.value!;
   await store.open(null);
   expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
@@ -25,60 +25,60 @@ test("a conversation is as it was when it is opened again", async () => {
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "b", "q"]);
 });
 
-test("search looks into titles and messages", async () => {
+test("searches titles and messages", async () => {
   const { id } = store.current.value!;
   expect(await store.search("EBRO")).toEqual(new Set([id]));
   expect(await store.search("rivers of")).toEqual(new Set([id]));
   expect((await store.search("nothing of the kind")).size).toBe(0);
 });
 
-test("what is exported can be imported beside it", async () => {
+test("imports an exported file as copies", async () => {
   const before = store.conversations.value.map((one) => one.id);
-  const file = JSON.parse(JSON.stringify(await store.exported(before)));
-  expect(await store.imported(file)).toBe(1);
+  const file = JSON.parse(JSON.stringify(await store.exportConversations(before)));
+  expect(await store.importConversations(file)).toBe(1);
   const copy = store.conversations.value.find((one) => !before.includes(one.id))!;
   await store.open(copy.id);
   const { path } = await import("./tree");
   expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
-  await expect(store.imported({ format: "other" })).rejects.toThrow("no conversations");
+  await expect(store.importConversations({ format: "other" })).rejects.toThrow("no conversations");
   const loop = { id: "m", parent: "m", role: "user", content: "x" };
   for (const conversations of [3, [null], [{}], [{ conversation: { title: "x" }, messages: [null] }], [{ conversation: { title: "x" }, messages: [loop] }]]) {
-    await expect(store.imported({ format: "llamado-conversations", version: 1, conversations })).rejects.toThrow(/conversation/);
+    await expect(store.importConversations({ format: "llamado-conversations", version: 1, conversations })).rejects.toThrow(/conversation/);
   }
   await store.removeConversation(copy.id);
   expect(store.conversations.value.map((one) => one.id)).toEqual(before);
 });
 
-test("a message goes with what follows it", async () => {
+test("deletes a message with everything below it", async () => {
   await store.open(store.conversations.value[0]!.id);
-  await store.keep(message("c", "b", "and?"));
+  await store.saveMessage(message("c", "b", "and?"));
   await store.removeMessage(store.messages.value.get("b")!);
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "q"]);
   expect(store.current.value!.leaf).toBe("q");
 });
 
-test("a message is kept in its own conversation, whichever is shown", async () => {
+test("stores a message in its own conversation while another is open", async () => {
   const { id } = store.current.value!;
   const late = message("late", "q", "Duero");
   await store.open(null);
-  await store.keep(late);
+  await store.saveMessage(late);
   expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
   await store.open(id);
   expect(store.current.value!.leaf).toBe("late");
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "late", "q"]);
 });
 
-test("what is kept while a conversation is opened stays, and what was asked for last is shown", async () => {
+test("keeps messages stored while a conversation opens, and shows the last one requested", async () => {
   const { id } = store.current.value!;
   const newer = message("late", "q", "Guadiana");
   await store.open(null);
   const opening = store.open(id);
-  expect([store.current.value!.id, store.isOpen.value]).toEqual([id, false]);
-  const keeping = store.keep(newer);
+  expect([store.current.value!.id, store.isLoaded.value]).toEqual([id, false]);
+  const keeping = store.saveMessage(newer);
   await Promise.all([opening, keeping]);
   expect(store.messages.value.get("late")!.content).toBe("Guadiana");
   await store.open(null);
   const first = store.open(id);
   await Promise.all([store.open(null), first]);
-  expect([store.current.value, store.messages.value.size, store.isOpen.value]).toEqual([null, 0, true]);
+  expect([store.current.value, store.messages.value.size, store.isLoaded.value]).toEqual([null, 0, true]);
 });

@@ -1,12 +1,12 @@
-// Conversations, kept in the browser (IndexedDB) and nowhere else.
+// Conversations, stored in the browser (IndexedDB) only.
 import { signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
 import { dropDraft } from "./drafts";
-import * as sound from "./imported";
+import * as validate from "./validate";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Conversation, type Message, type Messages, subtree } from "./tree";
 
-export interface Exported {
+export interface ExportFile {
   format: "llamado-conversations";
   version: 1;
   conversations: { conversation: Conversation; messages: Message[] }[];
@@ -27,18 +27,18 @@ function database(): Promise<IDBPDatabase> {
   return store;
 }
 
-/** All conversations, the one that was used last first. */
+/** All conversations, the last used first. */
 export const conversations = signal<Conversation[]>([]);
-/** The conversation that is shown; null: a new one, which is kept with its first message. */
+/** The current conversation; null for a new one, which is stored with its first message. */
 export const current = signal<Conversation | null>(null);
-/** Whether the conversations, and the one that is shown, have been read. */
-export const isRead = signal(false);
-export const isOpen = signal(false);
-/** Its messages by their ids. */
+/** True once the list of conversations is loaded; `isLoaded`: once the current conversation is. */
+export const isListLoaded = signal(false);
+export const isLoaded = signal(false);
+/** Messages of the current conversation, by id. */
 export const messages = signal<Messages>(new Map());
 
 export function newId(): string {
-  // randomUUID is there only where the page came by HTTPS or from this machine.
+  // randomUUID is missing on pages that came by plain HTTP from another machine.
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -49,45 +49,45 @@ function sorted(all: Conversation[]): Conversation[] {
 
 export async function readConversations(): Promise<void> {
   const all = (await (await database()).getAll("conversations")) as Conversation[];
-  // What was kept meanwhile is newer than what was read.
+  // Entries written meanwhile are newer than those read.
   const byId = new Map([...all, ...conversations.value].map((one) => [one.id, one]));
   conversations.value = sorted([...byId.values()]);
-  isRead.value = true;
+  isListLoaded.value = true;
 }
 
 async function messagesOf(id: string): Promise<Message[]> {
   return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
 }
 
-let asked: string | null | undefined; // undefined: nothing yet
+let requested: string | null | undefined; // undefined: no conversation yet
 let opening: Promise<void> = Promise.resolve();
 
-/** Shows a conversation, at once, and its messages when they have been read; one that is not there is a new one. */
+/** Open a conversation: show it at once, and its messages once they are read. An unknown id opens a new conversation. */
 export function open(id: string | null): Promise<void> {
-  if (id === asked && (current.value?.id ?? null) === id) return opening;
-  asked = id;
+  if (id === requested && (current.value?.id ?? null) === id) return opening;
+  requested = id;
   messages.value = new Map();
   current.value = conversations.value.find((one) => one.id === id) ?? null;
-  isOpen.value = id === null;
+  isLoaded.value = id === null;
   opening = id === null ? Promise.resolve() : read(id);
   return opening;
 }
 
-/** When what `open` was asked for is there. */
-export async function opened(): Promise<void> {
-  await opening.catch(() => undefined); // whoever opened it has said it
+/** Wait until the conversation of the last `open` is loaded. */
+export async function whenLoaded(): Promise<void> {
+  await opening.catch(() => undefined); // the caller of `open` handles the error
 }
 
 async function read(id: string): Promise<void> {
   const [all] = await Promise.all([messagesOf(id), current.value ? undefined : readConversations()]);
-  if (asked !== id) return;
+  if (requested !== id) return;
   current.value ??= conversations.value.find((one) => one.id === id) ?? null;
-  // What was kept meanwhile is newer than what was read.
+  // Messages written meanwhile are newer than those read.
   messages.value = new Map([...all.map((one) => [one.id, one] as const), ...messages.value]);
-  isOpen.value = true;
+  isLoaded.value = true;
 }
 
-/** The first message's beginning, cut between two words. */
+/** Return the first words of a message. */
 function titleOf(message: string): string {
   const line = message.replace(/\s+/g, " ").trim();
   if (line.length <= TITLE_LENGTH) return line || "New chat";
@@ -95,15 +95,15 @@ function titleOf(message: string): string {
   return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()}…`;
 }
 
-/** Begins a conversation, and shows it, with what its first message says as its title. */
+/** Create and open a conversation, with a title from its first message. */
 export async function create(firstMessage: string, settings: Settings): Promise<void> {
   const now = Date.now();
   const title = titleOf(firstMessage);
   const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
-  asked = conversation.id;
+  requested = conversation.id;
   messages.value = new Map();
   current.value = conversation;
-  isOpen.value = true;
+  isLoaded.value = true;
   await put(conversation);
 }
 
@@ -113,24 +113,24 @@ async function put(conversation: Conversation): Promise<void> {
   await (await database()).put("conversations", conversation);
 }
 
-/** Changes the conversation that is shown. */
-export async function change(changes: Partial<Omit<Conversation, "id">>): Promise<void> {
+/** Change the current conversation. */
+export async function updateConversation(changes: Partial<Omit<Conversation, "id">>): Promise<void> {
   if (current.value) await put({ ...current.value, ...changes });
 }
 
-/** Settings of the conversation that is shown, and of those that will be new. */
+/** Change the settings of the current conversation and of future ones. */
 export async function changeSettings(changes: Partial<Settings>): Promise<void> {
   const settings = { ...shownSettings(), ...changes };
   lastSettings.value = settings;
-  await change({ settings });
+  await updateConversation({ settings });
 }
 
 export function shownSettings(): Settings {
   return { ...NO_SETTINGS, ...(current.value?.settings ?? lastSettings.value) };
 }
 
-/** Keeps a message, of whichever conversation; `leaf`: the branch that ends with it is the one to show. */
-export async function keep(message: Message, { leaf = true } = {}): Promise<void> {
+/** Store a message of any conversation; `leaf`: show the branch that ends with it. */
+export async function saveMessage(message: Message, { leaf = true } = {}): Promise<void> {
   const kept = database().then((one) => one.put("messages", message));
   if (current.value?.id === message.conversation) messages.value = new Map(messages.value).set(message.id, message);
   const conversation = conversations.value.find((one) => one.id === message.conversation);
@@ -139,8 +139,8 @@ export async function keep(message: Message, { leaf = true } = {}): Promise<void
 }
 
 /**
- * Saves a message that is still being written, and changes nothing that is shown. The transaction is committed at once, so
- * that it also completes when the page is being left. A failure is ignored: the finished message is saved again.
+ * Store a message that is still streaming, without changing the view. The transaction is committed at once, so that it
+ * completes even while the user leaves the page. Failures are ignored: the finished message is stored again.
  */
 export async function saveUnfinished(message: Message): Promise<void> {
   try {
@@ -149,17 +149,17 @@ export async function saveUnfinished(message: Message): Promise<void> {
     transaction.commit();
     await transaction.done;
   } catch {
-    // see above
+    // ignored, as described above
   }
 }
 
-/** Removes a message and all that follows it; what is shown then ends before it. */
+/** Delete a message and everything below it, and show the branch that ends before it. */
 export async function removeMessage(message: Message): Promise<void> {
   const gone = subtree(messages.value, message.id);
   const left = new Map(messages.value);
   for (const id of gone) left.delete(id);
   messages.value = left;
-  await change({ leaf: message.parent });
+  await updateConversation({ leaf: message.parent });
   const transaction = (await database()).transaction("messages", "readwrite");
   await Promise.all([...gone.map((id) => transaction.store.delete(id)), transaction.done]);
 }
@@ -183,62 +183,65 @@ export async function rename(conversation: Conversation, title: string): Promise
   await put(renamed);
 }
 
-/** Ids of the conversations whose title or any message holds the text, whatever its case. */
+/** Return the ids of conversations whose title or messages contain a text, ignoring case. */
 export async function search(text: string): Promise<Set<string>> {
-  const wanted = text.toLocaleLowerCase();
+  const query = text.toLocaleLowerCase();
   const found = new Set<string>();
-  for (const one of conversations.value) if (one.title.toLocaleLowerCase().includes(wanted)) found.add(one.id);
+  for (const one of conversations.value) if (one.title.toLocaleLowerCase().includes(query)) found.add(one.id);
   const transaction = (await database()).transaction("messages");
   for await (const { value } of transaction.store) {
     const message = value as Message;
-    if (!found.has(message.conversation) && message.content.toLocaleLowerCase().includes(wanted)) {
+    if (!found.has(message.conversation) && message.content.toLocaleLowerCase().includes(query)) {
       found.add(message.conversation);
     }
   }
   return found;
 }
 
-export async function exported(ids: readonly string[]): Promise<Exported> {
-  const wanted = conversations.value.filter((one) => ids.includes(one.id));
+export async function exportConversations(ids: readonly string[]): Promise<ExportFile> {
+  const selected = conversations.value.filter((one) => ids.includes(one.id));
   return {
     format: "llamado-conversations",
     version: 1,
     conversations: await Promise.all(
-      wanted.map(async (conversation) => ({ conversation, messages: await messagesOf(conversation.id) })),
+      selected.map(async (conversation) => ({ conversation, messages: await messagesOf(conversation.id) })),
     ),
   };
 }
 
-/** Takes what `exported` gave, under new ids; how many there were. Throws an Error for anything else. */
-export async function imported(file: unknown): Promise<number> {
-  const given = file as Partial<Exported> | null;
-  if (given?.format !== "llamado-conversations" || given.version !== 1 || !Array.isArray(given.conversations)) {
-    throw new Error("This file holds no conversations of llamado's.");
+/**
+ * Import a file made by `exportConversations`, with new ids. Return the number of conversations. Throws an Error for any
+ * other file.
+ */
+export async function importConversations(file: unknown): Promise<number> {
+  const content = file as Partial<ExportFile> | null;
+  if (content?.format !== "llamado-conversations" || content.version !== 1 || !Array.isArray(content.conversations)) {
+    throw new Error("This file contains no conversations from llamado.");
   }
-  const fresh = given.conversations.map((one) => {
-    const conversation = sound.conversation(one?.conversation);
+  const copies = content.conversations.map((one) => {
+    const conversation = validate.conversation(one?.conversation);
     if (!Array.isArray(one.messages)) throw new Error("A conversation is incomplete.");
-    const old = one.messages.map(sound.message);
-    sound.checkTree(old);
-    const ids = new Map(old.map((message) => [message.id, newId()]));
-    const renewed = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
+    const originals = one.messages.map(validate.message);
+    validate.checkTree(originals);
+    const ids = new Map(originals.map((message) => [message.id, newId()]));
+    const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
     const id = newId();
     return {
-      conversation: { ...conversation, id, leaf: renewed(conversation.leaf) },
-      messages: old.map((message) => ({
+      conversation: { ...conversation, id, leaf: newIdOf(conversation.leaf) },
+      messages: originals.map((message) => ({
         ...message,
-        id: renewed(message.id)!,
+        id: newIdOf(message.id)!,
         conversation: id,
-        parent: renewed(message.parent),
+        parent: newIdOf(message.parent),
       })),
     };
   });
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  for (const { conversation, messages: all } of fresh) {
+  for (const { conversation, messages: all } of copies) {
     void transaction.objectStore("conversations").put(conversation);
     for (const message of all) void transaction.objectStore("messages").put(message);
   }
   await transaction.done;
   await readConversations();
-  return fresh.length;
+  return copies.length;
 }

@@ -12,21 +12,21 @@ function tree(...rows: [id: string, parent: string | null][]): Map<string, Messa
 
 const TREE = tree(["q", null], ["a1", "q"], ["q2", "a1"], ["a2", "q"], ["r", "q2"], ["other", null]);
 
-test("the way to a leaf", () => {
+test("path returns the messages down to a leaf", () => {
   expect(path(TREE, "r").map((one) => one.id)).toEqual(["q", "a1", "q2", "r"]);
   expect(path(TREE, null)).toEqual([]);
 });
 
-test("versions of a message are those with its parent, the roots too", () => {
+test("versions have the same parent, also at the root", () => {
   expect(versions(TREE, TREE.get("a2")!).map((one) => one.id)).toEqual(["a1", "a2"]);
   expect(versions(TREE, TREE.get("q")!).map((one) => one.id)).toEqual(["q", "other"]);
 });
 
-test("the newest leaf follows the newest version at each step", () => {
+test("newestLeaf follows the newest version at each step", () => {
   expect(newestLeaf(TREE, "a1")).toBe("r");
   expect(newestLeaf(TREE, "q")).toBe("a2");
 });
 
-test("what goes with a message", () => {
+test("subtree contains everything below a message", () => {
   expect(subtree(TREE, "a1").sort()).toEqual(["a1", "q2", "r"]);
 });

@@ -1,5 +1,5 @@
-// A conversation is a tree: an edit or a new answer is another branch beside the first. What is shown is the way from
-// the root to one leaf.
+// A conversation is a tree: an edit or another answer starts a branch. The page shows the path from the root to
+// one leaf.
 import type { Settings } from "./settings";
 
 export interface Conversation {
@@ -7,7 +7,7 @@ export interface Conversation {
   title: string;
   created: number;
   updated: number;
-  /** The end of the branch that is shown. */
+  /** End of the current branch. */
   leaf: string | null;
   settings: Settings;
 }
@@ -24,7 +24,7 @@ export interface Attachment {
   text: string;
 }
 
-/** What one answer took; milliseconds. */
+/** Statistics of one answer; milliseconds. */
 export interface Stats {
   promptTokens: number;
   cachedTokens: number;
@@ -55,7 +55,7 @@ export interface Message {
   reasoning?: string;
   thoughtMs?: number;
   toolCalls?: ToolCall[];
-  /** Of a tool's message: which call it answers. */
+  /** The call that a tool's message answers. */
   toolCallId?: string;
   attachments?: Attachment[];
   created: number;
@@ -68,7 +68,7 @@ export interface Message {
 
 export type Messages = ReadonlyMap<string, Message>;
 
-/** The messages from the root to `leaf`. */
+/** Return the messages from the root to `leaf`. */
 export function path(messages: Messages, leaf: string | null): Message[] {
   const found: Message[] = [];
   for (let id = leaf; id !== null; ) {
@@ -80,7 +80,7 @@ export function path(messages: Messages, leaf: string | null): Message[] {
   return found.reverse();
 }
 
-/** The versions of a message, oldest first: those with the same parent. */
+/** Return the versions of a message, oldest first: all messages with the same parent. */
 export function versions(messages: Messages, message: Message): Message[] {
   return children(messages, message.parent);
 }
@@ -89,7 +89,7 @@ function children(messages: Messages, parent: string | null): Message[] {
   return [...messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
 }
 
-/** The leaf below a message that was made last. */
+/** Return the newest leaf below a message. */
 export function newestLeaf(messages: Messages, id: string): string {
   for (let at = id; ; ) {
     const next = children(messages, at).at(-1);
@@ -98,7 +98,7 @@ export function newestLeaf(messages: Messages, id: string): string {
   }
 }
 
-/** A message and all below it. */
+/** Return the ids of a message and of everything below it. */
 export function subtree(messages: Messages, id: string): string[] {
   return [id, ...children(messages, id).flatMap((child) => subtree(messages, child.id))];
 }

@@ -1,15 +1,15 @@
-// Copies of an answer in the browser's storage while it streams in: a reload or a crash of the tab loses nothing of it.
+// Copies of a streaming answer in the browser's storage, so that a reload or a crash of the tab loses nothing.
 import { saveUnfinished } from "./store";
 import type { Message } from "./tree";
 
 const SAVE_MS = 1000;
 
-/** Saves the latest state of one message: at most once a second, and at once when the page is hidden or left. */
+/** Stores the latest state of one message, at most once a second, and at once if the page is hidden or left. */
 export class UnfinishedSaver {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private savedAt = -Infinity;
 
-  /** `latest` returns the message as it is now. */
+  /** `latest` returns the present message. */
   constructor(private readonly latest: () => Message) {
     addEventListener("pagehide", this.save);
     document.addEventListener("visibilitychange", this.saveIfHidden);

@@ -3,52 +3,52 @@ import { apiKey } from "../api/http";
 import { isKnown, isRouter } from "../api/server";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
-import { BehindRouter } from "./BehindRouter";
-import { bytes, ms, shortName } from "./figures";
+import { RouterNotice } from "./RouterNotice";
+import { bytes, ms, shortName } from "./format";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import type { ClusterEvent } from "./bodies";
-import { apply, busy, cluster, discard, draft, measure, prediction, refused, trouble, watch } from "./state";
+import type { ClusterEvent } from "./schema";
+import { applyDraft, busy, cluster, discardDraft, draftLayout, measure, prediction, draftError, errorText, watchCluster } from "./state";
 import "./cluster.css";
 
 const START = "llamado up --nodes 3";
 
-/** The machines a model is divided among: who is there, who has what, where a token's time goes. */
+/** The cluster view: machines, their layers, and the time of a token. */
 export function Cluster() {
   const key = apiKey.value;
-  const asked = isKnown.value && !isRouter.value;
-  useEffect(() => (asked ? watch() : undefined), [key, asked]);
-  const body = asked ? cluster.value : null;
+  const isSingleServer = isKnown.value && !isRouter.value;
+  useEffect(() => (isSingleServer ? watchCluster() : undefined), [key, isSingleServer]);
+  const body = isSingleServer ? cluster.value : null;
   return (
     <div class="cluster">
       <h1 class="hidden">Cluster</h1>
-      {isRouter.value && <BehindRouter what="cluster" />}
-      {trouble.value && <p class="notice">{trouble.value}</p>}
-      {body && (body.devices.length ? <Divided /> : <Alone />)}
+      {isRouter.value && <RouterNotice view="cluster" />}
+      {errorText.value && <p class="notice">{errorText.value}</p>}
+      {body && (body.devices.length ? <SplitModel /> : <SingleMachine />)}
     </div>
   );
 }
 
-function Alone() {
+function SingleMachine() {
   return (
     <section class="start">
-      <h2>The model is on this machine alone</h2>
+      <h2>The model runs on this machine only</h2>
       <p>
-        With workers beside it, this shows each machine and its link, which layers it has, what a token should take there and takes, and who
-        comes and goes. Layers can then be dragged from one machine to another while answers go on.
+        If it is split over several machines, this view shows the layers of each one, its link, the predicted and measured time per token, and
+        events such as lost workers. You can then drag layers from one machine to another while answers continue.
       </p>
-      <p>Three processes on this machine, to see what it is like:</p>
+      <p>Try it with three processes on this machine:</p>
       <pre>
         <code>{START}</code> <Copy text={START} />
       </pre>
       <p>
-        Other machines run <code>llamado worker -H 0.0.0.0</code>, and this one <code>llamado serve --rpc HOST</code>.
+        To use other machines, run <code>llamado worker -H 0.0.0.0</code> on each, and <code>llamado serve --rpc HOST</code> here.
       </p>
     </section>
   );
 }
 
-function Divided() {
+function SplitModel() {
   const { devices, events, model } = cluster.value!;
   return (
     <>
@@ -56,18 +56,18 @@ function Divided() {
       <section>
         <h2>Layers</h2>
         <p class="hint">
-          <span class="key predicted" /> predicted, <span class="key measured" /> measured in the last minute, for a token of {model}. Drag layers to
-          another lane, or move borders with + and −.
+          Time per token of {model}: <span class="key predicted" /> predicted, <span class="key measured" /> measured in the last minute. Drag
+          layers to another lane, or move borders with + and −.
         </p>
         <Lanes devices={devices} />
-        <Trial />
+        <DraftBar />
       </section>
       <section>
         <h2>Machines</h2>
         <Machines devices={devices} />
       </section>
       <section>
-        <h2>What happened</h2>
+        <h2>Events</h2>
         <Events events={events} />
       </section>
     </>
@@ -79,25 +79,25 @@ function Summary() {
   const time = body.token_seconds;
   const measured = time && time.total > 0 ? time : null;
   return (
-    <Figures label="A token's time">
-      <Figure title="Answers" value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} more="tokens/s, last minute" />
-      <Figure title="A token, measured" value={measured ? ms(measured.total) : "–"} />
-      <Figure title="A token, predicted" value={ms(body.predicted_seconds)} more={body.predicted_seconds === null && <Measure />} />
-      <Figure title="of it computing" value={measured ? ms(measured.compute) : "–"} />
-      <Figure title="of it on links" value={measured ? ms(measured.link) : "–"} />
+    <Figures label="Time per token">
+      <Figure title="Speed" value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} more="tokens/s, last minute" />
+      <Figure title="Time per token, measured" value={measured ? ms(measured.total) : "–"} />
+      <Figure title="Time per token, predicted" value={ms(body.predicted_seconds)} more={body.predicted_seconds === null && <Measure />} />
+      <Figure title="Compute" value={measured ? ms(measured.compute) : "–"} />
+      <Figure title="Links" value={measured ? ms(measured.link) : "–"} />
     </Figures>
   );
 }
 
-/** Where speeds are not known, they are measured when somebody wants to know. */
+/** A button that measures unknown speeds; measuring pauses answers. */
 function Measure() {
   const runs = busy.value === "predicting";
   return (
     <button
       class="quiet small"
       type="button"
-      title="Measures what no one has measured yet; answers wait for up to two seconds"
-      disabled={busy.value !== "" || draft.value !== null}
+      title="Measure unknown speeds; answers pause for up to two seconds"
+      disabled={busy.value !== "" || draftLayout.value !== null}
       onClick={() => void measure()}
     >
       {runs ? "Measuring…" : "Measure"}
@@ -105,22 +105,22 @@ function Measure() {
   );
 }
 
-/** What the layout that is tried out would take, and the buttons that make it so. */
-function Trial() {
+/** Predicted time and memory of the draft layout, with buttons to apply or discard it. */
+function DraftBar() {
   const found = prediction.value;
   const missing = found?.devices.filter((one) => one.memory.missing > 0) ?? [];
-  const gone = cluster.value!.devices.filter((one) => (one.state === "lost" || one.state === "away") && draft.value?.includes(one.device));
+  const lost = cluster.value!.devices.filter((one) => (one.state === "lost" || one.state === "away") && draftLayout.value?.includes(one.device));
   const before = cluster.value!.predicted_seconds;
   return (
-    <div class="trial" role="status">
-      {draft.value && (
+    <div class="draft-bar" role="status">
+      {draftLayout.value && (
         <>
-          <span class="said">
-            {busy.value === "predicting" && "Asking what that would take…"}
-            {busy.value === "moving" && "Layers are moved…"}
+          <span class="result">
+            {busy.value === "predicting" && "Predicting…"}
+            {busy.value === "moving" && "Moving layers…"}
             {busy.value === "" && found && (
               <>
-                With this layout a token takes <strong>{ms(found.seconds)}</strong>
+                This layout takes <strong>{ms(found.seconds)}</strong> per token
                 {found.seconds !== null && ` (${(1 / found.seconds).toFixed(1)} tokens/s)`}
                 {found.seconds !== null && before !== null && `, ${change(before, found.seconds)}`}.
               </>
@@ -128,23 +128,23 @@ function Trial() {
             {missing.map((one) => (
               <em key={one.device}>
                 {" "}
-                {shortName(one.device)} would lack {bytes(one.memory.missing)} of memory.
+                {shortName(one.device)} needs {bytes(one.memory.missing)} more memory.
               </em>
             ))}
-            {gone.map((one) => (
-              <em key={one.device}> {shortName(one.device)} is not there.</em>
+            {lost.map((one) => (
+              <em key={one.device}> {shortName(one.device)} is not connected.</em>
             ))}
-            {refused.value && <em> {refused.value}</em>}
+            {draftError.value && <em> {draftError.value}</em>}
           </span>
           <button
             class="primary"
             type="button"
-            disabled={busy.value !== "" || missing.length > 0 || gone.length > 0}
-            onClick={() => void apply()}
+            disabled={busy.value !== "" || missing.length > 0 || lost.length > 0}
+            onClick={() => void applyDraft()}
           >
             Apply
           </button>
-          <button type="button" disabled={busy.value === "moving"} onClick={discard}>
+          <button type="button" disabled={busy.value === "moving"} onClick={discardDraft}>
             Discard
           </button>
         </>
@@ -155,12 +155,12 @@ function Trial() {
 
 function change(before: number, after: number): string {
   const part = after / before - 1;
-  if (Math.abs(part) < 0.005) return "as now";
+  if (Math.abs(part) < 0.005) return "same as now";
   return `${Math.abs(100 * part).toFixed(0)}% ${part < 0 ? "less" : "more"} than now`;
 }
 
 function Events({ events }: { events: ClusterEvent[] }) {
-  if (!events.length) return <p class="hint">Nobody came or went in the last hour.</p>;
+  if (!events.length) return <p class="hint">No events in the last hour.</p>;
   return (
     <ol class="events">
       {[...events]

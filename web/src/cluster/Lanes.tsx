@@ -1,21 +1,21 @@
 import { useRef, useState } from "preact/hooks";
-import { ms, shortName } from "./figures";
+import { ms, shortName } from "./format";
 import { type Edge, type Layout, paint, placeName, placeToGive, placeToTake } from "./layout";
-import type { Device } from "./bodies";
-import { busy, cluster, draft, now, prediction, tryOut } from "./state";
+import type { DeviceView } from "./schema";
+import { busy, cluster, draftLayout, currentLayout, prediction, previewLayout } from "./state";
 
-interface Grip {
+interface Drag {
   place: number;
   layout: Layout;
 }
 
-/** A lane for each device, a column for each layer and the head: layers are dragged from lane to lane. */
-export function Lanes({ devices }: { devices: Device[] }) {
-  const shown = draft.value ?? now.value;
+/** A lane for each device, a column for each layer and the head. Layers can be dragged between lanes. */
+export function Lanes({ devices }: { devices: DeviceView[] }) {
+  const shown = draftLayout.value ?? currentLayout.value;
   const rows = useRef<(HTMLDivElement | null)[]>([]);
-  const [grip, setGrip] = useState<Grip | null>(null);
+  const [drag, setDrag] = useState<Drag | null>(null);
   const [preview, setPreview] = useState<Layout | null>(null);
-  const still = busy.value === "moving";
+  const isLocked = busy.value === "moving";
 
   function placeAt(x: number): number {
     const { left, width } = rows.current[0]!.getBoundingClientRect();
@@ -29,53 +29,53 @@ export function Lanes({ devices }: { devices: Device[] }) {
   }
 
   function down(event: PointerEvent) {
-    if (event.button !== 0 || still) return;
+    if (event.button !== 0 || isLocked) return;
     (event.currentTarget as HTMLElement).setPointerCapture(event.pointerId);
-    setGrip({ place: placeAt(event.clientX), layout: shown });
+    setDrag({ place: placeAt(event.clientX), layout: shown });
     move(event, { place: placeAt(event.clientX), layout: shown });
   }
 
-  function move(event: PointerEvent, held = grip) {
-    if (held) setPreview(paint(held.layout, held.place, placeAt(event.clientX), devices[laneAt(event.clientY)]!.device));
+  function move(event: PointerEvent, origin = drag) {
+    if (origin) setPreview(paint(origin.layout, origin.place, placeAt(event.clientX), devices[laneAt(event.clientY)]!.device));
   }
 
   function up() {
-    if (preview) void tryOut(preview);
-    setGrip(null);
+    if (preview) void previewLayout(preview);
+    setDrag(null);
     setPreview(null);
   }
 
   const painted = preview ?? shown;
-  const longest = Math.max(...devices.map((one) => Math.max(taken(one), one.predicted.seconds ?? 0)), 1e-9);
+  const longest = Math.max(...devices.map((one) => Math.max(measuredSeconds(one), one.predicted.seconds ?? 0)), 1e-9);
   return (
-    <div class={`lanes ${grip ? "gripped" : ""}`}>
+    <div class={`lanes ${drag ? "dragging" : ""}`}>
       {devices.map((device, i) => (
         <section key={device.device} class={`lane ${device.state}`} aria-label={device.device} style={{ "--own": `var(--device-${i % 6})` }}>
           <h3 title={device.device}>
             {shortName(device.device)} <small>{device.state === "ready" ? "" : device.state}</small>
           </h3>
-          <Edges layout={shown} device={device.device} edge="start" still={still} />
+          <EdgeButtons layout={shown} device={device.device} edge="start" isLocked={isLocked} />
           <div
             class="places"
             role="img"
-            aria-label={described(shown, device.device)}
+            aria-label={describeLayers(shown, device.device)}
             ref={(row) => {
               rows.current[i] = row;
             }}
             onPointerDown={down}
             onPointerMove={move}
             onPointerUp={up}
-            onPointerCancel={() => (setGrip(null), setPreview(null))}
+            onPointerCancel={() => (setDrag(null), setPreview(null))}
           >
             {painted.map((one, place) => (
               <i
                 key={place}
-                class={`${one === device.device ? "has" : ""} ${place === painted.length - 1 ? "head" : ""} ${one === device.device && now.value[place] !== one ? "new" : ""}`}
+                class={`${one === device.device ? "has" : ""} ${place === painted.length - 1 ? "head" : ""} ${one === device.device && currentLayout.value[place] !== one ? "new" : ""}`}
                 title={placeName(painted, place)}
               />
             ))}
           </div>
-          <Edges layout={shown} device={device.device} edge="end" still={still} />
+          <EdgeButtons layout={shown} device={device.device} edge="end" isLocked={isLocked} />
           <Times device={device} longest={longest} />
         </section>
       ))}
@@ -83,15 +83,15 @@ export function Lanes({ devices }: { devices: Device[] }) {
   );
 }
 
-/** Seconds of a token that a device took for what it has, without those behind other batches. */
-function taken(device: Device): number {
-  // While no token was made, what a device did was reading a prompt, or making ready for it.
+/** Return the measured seconds of a token on a device, without waiting behind other batches. */
+function measuredSeconds(device: DeviceView): number {
+  // Without generated tokens, the times are those of prompts and of warming up.
   if (!cluster.value?.token_seconds?.total) return 0;
   if (!device.layers.length && !device.head) return 0;
   return device.token_seconds.compute + device.token_seconds.link;
 }
 
-function described(layout: Layout, device: string): string {
+function describeLayers(layout: Layout, device: string): string {
   const head = layout.length - 1;
   const runs: string[] = [];
   for (let i = 0; i < head; i++) {
@@ -101,11 +101,11 @@ function described(layout: Layout, device: string): string {
     runs.push(first === i ? `layer ${i}` : `layers ${first} to ${i}`);
   }
   if (layout[head] === device) runs.push("the head");
-  return runs.join(" and ") || "nothing";
+  return runs.join(" and ") || "no layers";
 }
 
-/** Buttons that move the border of what a device has, for those who do not drag. */
-function Edges({ layout, device, edge, still }: { layout: Layout; device: string; edge: Edge; still: boolean }) {
+/** Buttons that move the border of a device's layers, as an alternative to dragging. */
+function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; device: string; edge: Edge; isLocked: boolean }) {
   const take = placeToTake(layout, device, edge);
   const give = placeToGive(layout, device, edge);
   const name = shortName(device);
@@ -114,20 +114,20 @@ function Edges({ layout, device, edge, still }: { layout: Layout; device: string
       <button
         type="button"
         class="quiet"
-        disabled={still || take === null}
-        aria-label={take === null ? `${name}: nothing to take at the ${edge}` : `${name} takes ${placeName(layout, take)}`}
-        title={take === null ? undefined : `${name} takes ${placeName(layout, take)}`}
-        onClick={() => take !== null && void tryOut(paint(layout, take, take, device))}
+        disabled={isLocked || take === null}
+        aria-label={take === null ? `No layer to move to ${name} at the ${edge}` : `Move ${placeName(layout, take)} to ${name}`}
+        title={take === null ? undefined : `Move ${placeName(layout, take)} to ${name}`}
+        onClick={() => take !== null && void previewLayout(paint(layout, take, take, device))}
       >
         +
       </button>
       <button
         type="button"
         class="quiet"
-        disabled={still || give === null}
-        aria-label={give === null ? `${name}: nothing to give at the ${edge}` : `${name} gives ${placeName(layout, give.place)} to ${shortName(give.to)}`}
-        title={give === null ? undefined : `${name} gives ${placeName(layout, give.place)} to ${shortName(give.to)}`}
-        onClick={() => give && void tryOut(paint(layout, give.place, give.place, give.to))}
+        disabled={isLocked || give === null}
+        aria-label={give === null ? `No layer to move from ${name} at the ${edge}` : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
+        title={give === null ? undefined : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
+        onClick={() => give && void previewLayout(paint(layout, give.place, give.place, give.to))}
       >
         −
       </button>
@@ -135,11 +135,11 @@ function Edges({ layout, device, edge, still }: { layout: Layout; device: string
   );
 }
 
-/** What a device should take for a token, and takes. */
-function Times({ device, longest }: { device: Device; longest: number }) {
+/** Predicted and measured seconds of a token on a device. */
+function Times({ device, longest }: { device: DeviceView; longest: number }) {
   const after = prediction.value?.devices.find((one) => one.device === device.device)?.seconds;
   const then = after && after.compute !== null ? after.compute + after.link : null;
-  const measured = taken(device);
+  const measured = measuredSeconds(device);
   const bar = (seconds: number | null, name: string) => (
     <b class={name} style={{ width: `${Math.min(100, (100 * (seconds ?? 0)) / longest)}%` }} />
   );
@@ -150,10 +150,10 @@ function Times({ device, longest }: { device: Device; longest: number }) {
         {bar(measured, "measured")}
       </span>
       <span class="words">
-        <span title="predicted, for a token">{ms(device.predicted.seconds)}</span>
-        {draft.value && <strong title="with the layout that is tried out"> → {ms(then)}</strong>}
+        <span title="predicted time per token">{ms(device.predicted.seconds)}</span>
+        {draftLayout.value && <strong title="with the drafted layout"> → {ms(then)}</strong>}
         <br />
-        <span title="measured over the last minute, for a token">{measured ? ms(measured) : "–"}</span>
+        <span title="measured time per token, last minute">{measured ? ms(measured) : "–"}</span>
       </span>
     </div>
   );

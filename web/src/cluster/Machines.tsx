@@ -1,10 +1,10 @@
-import { bytes, ms, perSecond, shortName } from "./figures";
-import type { Device } from "./bodies";
+import { bytes, ms, perSecond, shortName } from "./format";
+import type { DeviceView } from "./schema";
 
-const WORDS = { ready: "ready", idle: "has no layers", lost: "lost", away: "gone, its layers are elsewhere" };
+const WORDS = { ready: "ready", idle: "no layers", lost: "lost", away: "lost, its layers moved to other devices" };
 
-/** This machine on the one side, the workers on the other, each behind its link. */
-export function Machines({ devices }: { devices: Device[] }) {
+/** This machine, and each worker behind its link. */
+export function Machines({ devices }: { devices: DeviceView[] }) {
   const here = devices.filter((one) => one.endpoint === null);
   const there = devices.filter((one) => one.endpoint !== null);
   return (
@@ -17,7 +17,7 @@ export function Machines({ devices }: { devices: Device[] }) {
       </article>
       <div class="workers">
         {there.map((one) => (
-          <div class={`way ${one.state}`} key={one.device}>
+          <div class={`worker ${one.state}`} key={one.device}>
             <Link device={one} />
             <article class="machine" aria-label={one.device}>
               <h3>
@@ -32,22 +32,22 @@ export function Machines({ devices }: { devices: Device[] }) {
   );
 }
 
-function Link({ device }: { device: Device }) {
+function Link({ device }: { device: DeviceView }) {
   const trip = device.link.pulse ?? device.link.round_trip;
   return (
     <div class="link">
       <span class="wire" aria-hidden="true" />
       <span class="tag">
-        <span title="round trip, of the latest sign of life">{trip === null ? "?" : `${ms(trip)} round trip`}</span>
-        {device.link.bandwidth !== null && <span title="measured when the worker was connected">{perSecond(device.link.bandwidth)}</span>}
-        {device.predicted.bytes > 0 && <span title="there and back">{bytes(device.predicted.bytes)} a token</span>}
-        {device.passes_to.length > 0 && <span>straight on to {device.passes_to.map(shortName).join(", ")}</span>}
+        <span title="round trip of the latest heartbeat">{trip === null ? "?" : `${ms(trip)} round trip`}</span>
+        {device.link.bandwidth !== null && <span title="measured when the worker connected">{perSecond(device.link.bandwidth)}</span>}
+        {device.predicted.bytes > 0 && <span title="both directions">{bytes(device.predicted.bytes)} per token</span>}
+        {device.passes_to.length > 0 && <span>sends directly to {device.passes_to.map(shortName).join(", ")}</span>}
       </span>
     </div>
   );
 }
 
-function Body({ device, number }: { device: Device; number: number }) {
+function Body({ device, number }: { device: DeviceView; number: number }) {
   const { memory } = device;
   const most = Math.max(memory.free, memory.weights + memory.kv + memory.compute, 1);
   const part = (n: number) => ({ width: `${(100 * n) / most}%` });
@@ -61,8 +61,8 @@ function Body({ device, number }: { device: Device; number: number }) {
       {device.why && <p class="why">{device.why}</p>}
       <div class="memory" role="img" aria-label={`memory: ${bytes(used)} of ${bytes(memory.free)}`}>
         <b class="weights" style={part(memory.weights)} title={`weights ${bytes(memory.weights)}`} />
-        <b class="kv" style={part(memory.kv)} title={`K/V cache ${bytes(memory.kv)}`} />
-        <b class="compute" style={part(memory.compute)} title={`working memory ${bytes(memory.compute)}`} />
+        <b class="kv" style={part(memory.kv)} title={`KV cache ${bytes(memory.kv)}`} />
+        <b class="compute" style={part(memory.compute)} title={`compute buffers ${bytes(memory.compute)}`} />
       </div>
       <p class="small">
         {bytes(used)} {memory.total ? `of ${bytes(memory.free)}` : "used"}

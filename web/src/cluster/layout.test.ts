@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
-import { layoutOf, paint, partsOf, placeToGive, placeToTake, same, turns } from "./layout";
+import { layoutOf, paint, partsOf, placeToGive, placeToTake, same } from "./layout";
 
 const LAYOUT = ["a", "a", "b", "b", "c"]; // four layers and the head
 
 describe("a layout", () => {
-  it("goes to parts and back", () => {
+  it("converts to parts and back", () => {
     const parts = partsOf(LAYOUT);
     expect(parts).toEqual([
       { device: "a", layers: [0, 1], head: false },
@@ -14,13 +14,13 @@ describe("a layout", () => {
     expect(layoutOf(parts)).toEqual(LAYOUT);
   });
 
-  it("is painted between two places, whichever is first", () => {
+  it("assigns all places between two, in either order", () => {
     expect(paint(LAYOUT, 3, 1, "c")).toEqual(["a", "c", "c", "c", "c"]);
     expect(same(paint(LAYOUT, 0, 1, "a"), LAYOUT)).toBe(true);
     expect(same(paint(LAYOUT, 0, 2, "a"), LAYOUT)).toBe(false);
   });
 
-  it("has edges at which devices take and give", () => {
+  it("finds the places that can move at each edge", () => {
     expect(placeToTake(LAYOUT, "b", "start")).toBe(1);
     expect(placeToTake(LAYOUT, "b", "end")).toBe(4);
     expect(placeToTake(LAYOUT, "c", "end")).toBeNull();
@@ -30,9 +30,5 @@ describe("a layout", () => {
     expect(placeToGive(LAYOUT, "b", "end")).toEqual({ place: 3, to: "c" });
     expect(placeToGive(LAYOUT, "a", "start")).toBeNull();
     expect(placeToGive(LAYOUT, "idle", "end")).toBeNull();
-  });
-
-  it("says whose turn it is", () => {
-    expect(turns(["a", "b", "a", "a"])).toEqual(["a", "b", "a"]);
   });
 });

@@ -1,16 +1,10 @@
-// Who has which layers, as a list with a device's name for each layer and for the head behind the last one.
-import type { Device } from "./bodies";
+// Layouts: a list with the device of each layer, and of the head at the end.
+import type { LayoutPart } from "./schema";
 
 export type Layout = string[];
 
-export interface Part {
-  device: string;
-  layers: number[];
-  head: boolean;
-}
-
-/** The layout of devices that have every layer; a place that nobody has is "". */
-export function layoutOf(devices: Part[]): Layout {
+/** Return the layout of devices; a layer on no device is "". */
+export function layoutOf(devices: LayoutPart[]): Layout {
   const n = Math.max(-1, ...devices.flatMap((one) => one.layers)) + 1;
   const found: Layout = Array<string>(n + 1).fill("");
   for (const one of devices) {
@@ -20,8 +14,8 @@ export function layoutOf(devices: Part[]): Layout {
   return found;
 }
 
-/** The parts of a layout, for the server. */
-export function partsOf(layout: Layout): Part[] {
+/** Return the parts of a layout, for a request. */
+export function partsOf(layout: Layout): LayoutPart[] {
   const head = layout.length - 1;
   return [...new Set(layout)].map((device) => ({
     device,
@@ -34,7 +28,7 @@ export function same(a: Layout, b: Layout): boolean {
   return a.length === b.length && a.every((one, i) => one === b[i]);
 }
 
-/** The layout with the places between two (both included) on a device. */
+/** Return the layout with all places between two, both included, on a device. */
 export function paint(layout: Layout, from: number, to: number, device: string): Layout {
   const [first, last] = from < to ? [from, to] : [to, from];
   return layout.map((one, i) => (i >= first && i <= last ? device : one));
@@ -42,7 +36,7 @@ export function paint(layout: Layout, from: number, to: number, device: string):
 
 export type Edge = "start" | "end";
 
-/** The place that a device would take with one more at an edge of what it has; null where there is none. */
+/** Return the place next to one edge of a device's layers, which the device would take; null if there is none. */
 export function placeToTake(layout: Layout, device: string, edge: Edge): number | null {
   const first = layout.indexOf(device);
   if (first < 0) return edge === "end" && layout.length > 1 ? layout.length - 2 : null;
@@ -50,7 +44,7 @@ export function placeToTake(layout: Layout, device: string, edge: Edge): number 
   return place >= 0 && place < layout.length ? place : null;
 }
 
-/** The place that a device would give to its neighbour at an edge, and who that is; null where there is no neighbour. */
+/** Return the place at one edge of a device's layers, and the neighbor that would take it; null if there is no neighbor. */
 export function placeToGive(layout: Layout, device: string, edge: Edge): { place: number; to: string } | null {
   const place = edge === "start" ? layout.indexOf(device) : layout.lastIndexOf(device);
   if (place < 0) return null;
@@ -58,17 +52,7 @@ export function placeToGive(layout: Layout, device: string, edge: Edge): { place
   return to === undefined ? null : { place, to };
 }
 
-/** A place in words. */
+/** Return the name of a place. */
 export function placeName(layout: Layout, place: number): string {
   return place === layout.length - 1 ? "the head" : `layer ${place}`;
-}
-
-/** The devices between which a token goes, in order: whose turn it is, from the first layer to the head. */
-export function turns(layout: Layout): string[] {
-  return layout.filter((one, i) => i === 0 || one !== layout[i - 1]);
-}
-
-/** Devices in the order of the server's list, by their names. */
-export function byName(devices: Device[]): Map<string, Device> {
-  return new Map(devices.map((one) => [one.device, one]));
 }

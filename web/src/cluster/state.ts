@@ -1,110 +1,114 @@
-// The cluster as the server reports it, and the layout that the user tries out.
+// The cluster as the server reports it, and the layout that the user drafts.
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, postJson, stream } from "../api/http";
-import type { Cluster, Prediction } from "./bodies";
+import { afterMessage } from "./events";
+import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "./schema";
 import { type Layout, layoutOf, partsOf, same } from "./layout";
 
-export const cluster = signal<Cluster | null>(null);
-/** Why nothing comes; "" while it does. */
-export const trouble = signal("");
-/** The layout as it is. */
-export const now = computed<Layout>(() => layoutOf(cluster.value?.devices ?? []));
-/** The layout that is tried out; null: none. */
-export const draft = signal<Layout | null>(null);
-export const prediction = signal<Prediction | null>(null);
+export const cluster = signal<ClusterBody | null>(null);
+/** Error of the stream; "" while it works. */
+export const errorText = signal("");
+/** The layout on the server. */
+export const currentLayout = computed<Layout>(() => layoutOf(cluster.value?.devices ?? []));
+/** The layout that the user drafts; null if none. */
+export const draftLayout = signal<Layout | null>(null);
+export const prediction = signal<LayoutPrediction | null>(null);
 export const busy = signal<"" | "predicting" | "moving">("");
-/** Why the layout that is tried out cannot be. */
-export const refused = signal("");
+/** Reason why the server rejected the draft. */
+export const draftError = signal("");
 
 const AGAIN_MS = 700;
 
-/** Follows the server's events until the returned function is called; a hidden page asks for none. */
-export function watch(): () => void {
+/** Listen to the server's events until the returned function is called; paused while the page is hidden. */
+export function watchCluster(): () => void {
   let stop = new AbortController();
   let ended = false;
 
-  async function follow(): Promise<void> {
+  async function listen(): Promise<void> {
     const { signal: aborted } = stop;
     while (!aborted.aborted && !document.hidden) {
       try {
-        for await (const body of stream("GET", "cluster/events", { signal: aborted })) {
-          cluster.value = body as Cluster;
-          trouble.value = "";
+        let view: WholeView | null = null;
+        for await (const message of stream("GET", "cluster/events", { signal: aborted })) {
+          view = afterMessage(view, message as WholeView | ViewChange);
+          if (!view) break; // a message is missing: the next connection starts with the whole view
+          cluster.value = view.cluster;
+          errorText.value = "";
         }
       } catch (error) {
         if (aborted.aborted) return;
-        trouble.value = error instanceof Error ? error.message : String(error);
-        if (error instanceof ApiFailure && error.status === 401) return; // begun again with the key
+        errorText.value = error instanceof Error ? error.message : String(error);
+        if (error instanceof ApiFailure && error.status === 401) return; // started again once the user enters the key
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
 
-  function shown(): void {
+  function reconnect(): void {
     stop.abort();
     stop = new AbortController();
-    if (!ended && !document.hidden) void follow();
+    if (!ended && !document.hidden) void listen();
   }
 
-  document.addEventListener("visibilitychange", shown);
-  void follow();
+  document.addEventListener("visibilitychange", reconnect);
+  void listen();
   return () => {
     ended = true;
-    document.removeEventListener("visibilitychange", shown);
+    document.removeEventListener("visibilitychange", reconnect);
     stop.abort();
   };
 }
 
-let asked = 0;
+let latestRequest = 0;
 
-/** Tries out a layout: asks what it would take. */
-export async function tryOut(layout: Layout): Promise<void> {
-  if (same(layout, now.value)) {
-    discard();
+/** Draft a layout and request its predicted time and memory. */
+export async function previewLayout(layout: Layout): Promise<void> {
+  if (same(layout, currentLayout.value)) {
+    discardDraft();
     return;
   }
-  const number = ++asked;
-  draft.value = layout;
-  refused.value = "";
+  const number = ++latestRequest;
+  draftLayout.value = layout;
+  draftError.value = "";
   busy.value = "predicting";
   try {
-    const found = await postJson<Prediction>("cluster/predict", { devices: partsOf(layout) });
-    if (number === asked) prediction.value = found;
+    const found = await postJson<LayoutPrediction>("cluster/predict", { devices: partsOf(layout) });
+    if (number === latestRequest) prediction.value = found;
   } catch (error) {
-    if (number === asked) refused.value = error instanceof Error ? error.message : String(error);
+    if (number === latestRequest) draftError.value = error instanceof Error ? error.message : String(error);
   }
-  if (number === asked) busy.value = "";
+  if (number === latestRequest) busy.value = "";
 }
 
-/** Has the server measure the speeds that nobody knows yet; what a token should take comes with its next event. */
+/** Have the server measure unknown speeds; the predicted time arrives with its next event. */
 export async function measure(): Promise<void> {
-  const number = ++asked;
+  const number = ++latestRequest;
   busy.value = "predicting";
   try {
-    await postJson<Prediction>("cluster/predict", { devices: partsOf(now.value) });
+    await postJson<LayoutPrediction>("cluster/predict", { devices: partsOf(currentLayout.value) });
   } catch (error) {
-    trouble.value = error instanceof Error ? error.message : String(error);
+    errorText.value = error instanceof Error ? error.message : String(error);
   }
-  if (number === asked) busy.value = "";
+  if (number === latestRequest) busy.value = "";
 }
 
-export function discard(): void {
-  asked++;
-  draft.value = prediction.value = null;
-  refused.value = busy.value = "";
+export function discardDraft(): void {
+  latestRequest++;
+  draftLayout.value = prediction.value = null;
+  draftError.value = busy.value = "";
 }
 
-/** Has the server move layers as they are tried out. */
-export async function apply(): Promise<void> {
-  if (!draft.value) return;
-  const number = ++asked;
+/** Have the server move layers as drafted. */
+export async function applyDraft(): Promise<void> {
+  if (!draftLayout.value) return;
+  const number = ++latestRequest;
   busy.value = "moving";
   try {
-    cluster.value = await postJson<Cluster>("cluster/layers", { devices: partsOf(draft.value) });
-    if (number === asked) discard();
+    cluster.value = await postJson<ClusterBody>("cluster/layers", { devices: partsOf(draftLayout.value) });
+    if (number === latestRequest) discardDraft();
   } catch (error) {
-    if (number !== asked) return;
+    if (number !== latestRequest) return;
     busy.value = "";
-    refused.value = error instanceof Error ? error.message : String(error);
+    draftError.value = error instanceof Error ? error.message : String(error);
   }
 }

@@ -1,4 +1,4 @@
-// Two models, or two settings of one, asked the same at the same time.
+// The compare view: one question to two models, or to one model with two settings.
 import { signal } from "@preact/signals";
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -7,43 +7,43 @@ import { Composer } from "../chat/Composer";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import { SettingsPanel } from "../chat/SettingsPanel";
-import { Thoughts } from "../chat/Thoughts";
-import { Took } from "../chat/Took";
+import { Reasoning } from "../chat/Reasoning";
+import { AnswerStats } from "../chat/AnswerStats";
 import type { Message } from "../chat/tree";
 import { Markdown } from "../markdown/Markdown";
-import { shown } from "../markdown/visible";
-import { readServerTools } from "../tools/offered";
+import { displayText } from "../markdown/displayText";
+import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
-import { remembered } from "../ui/remembered";
-import { ask, changeSide, clear, growing, type Side, SIDES, sideSettings, stop, turns } from "./comparing";
+import { persistentSignal } from "../ui/persistent";
+import { ask, changeSide, clear, streaming, type Side, SIDES, sideSettings, stop, turns } from "./state";
 import { mark, unmark } from "./marks";
 import "../chat/chat.css";
 import "./compare.css";
 
 const NAMES = ["Left", "Right"] as const;
 const NEAR_END = 60; // pixels
-const opened = signal<Side | null>(null);
-const marking = remembered("compare.marks", true);
+const openSide = signal<Side | null>(null);
+const marking = persistentSignal("compare.marks", true);
 
 export function Compare() {
   const list = useRef<HTMLDivElement>(null);
-  const [told, setTold] = useState("");
-  const busy = growing.value.length > 0;
-  const wanted = marking.value;
+  const [summary, setSummary] = useState("");
+  const busy = streaming.value.length > 0;
+  const isMarking = marking.value;
   const all = turns.value;
   useEffect(() => void readServerTools(), [props.value]);
-  const follows = useRef(true);
+  const isFollowing = useRef(true);
   useEffect(() => {
-    follows.current = true;
+    isFollowing.current = true;
   }, [all.length]);
   useEffect(() => {
     const place = list.current;
-    if (place && follows.current) place.scrollTop = place.scrollHeight;
+    if (place && isFollowing.current) place.scrollTop = place.scrollHeight;
   }, [all]);
   useEffect(() => {
-    if (busy || !wanted || !all.length) {
+    if (busy || !isMarking || !all.length) {
       unmark();
-      setTold("");
+      setSummary("");
       return;
     }
     const pairs = Array.from(list.current!.querySelectorAll(".compared"), (row) => {
@@ -51,25 +51,25 @@ export function Compare() {
       return left && right ? ([left, right] as const) : [];
     }).filter((pair) => pair.length === 2) as [Element, Element][];
     const { differ, of } = mark(pairs);
-    setTold(differ ? `${differ} of ${of} words differ` : "The answers are the same, word for word");
+    setSummary(differ ? `${differ} of ${of} words differ` : "The answers are the same, word for word");
     return unmark;
-  }, [busy, wanted, all]);
+  }, [busy, isMarking, all]);
 
   function scrolled({ currentTarget: { scrollHeight, scrollTop, clientHeight } }: { currentTarget: HTMLElement }) {
-    follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    isFollowing.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
   }
 
   return (
-    <div class={`compare ${opened.value === null ? "" : "shows-settings"}`}>
+    <div class={`compare ${openSide.value === null ? "" : "shows-settings"}`}>
       <section class="conversation" aria-label="Comparison">
         <div class="chat-bar">
           <h1>Compare</h1>
           <label class="check">
-            <input type="checkbox" checked={wanted} onChange={(event) => (marking.value = event.currentTarget.checked)} />
-            Mark what differs
+            <input type="checkbox" checked={isMarking} onChange={(event) => (marking.value = event.currentTarget.checked)} />
+            Highlight differences
           </label>
-          <span role="status" class="told">
-            {told}
+          <span role="status" class="summary">
+            {summary}
           </span>
           <button class="quiet" type="button" disabled={!all.length} onClick={clear}>
             Clear
@@ -85,16 +85,16 @@ export function Compare() {
             <div class="welcome">
               <h2>One question, two answers</h2>
               <p>
-                {isRouter.value ? "Choose a model for each side, or" : "Give"} each side its settings, such as another temperature or system prompt, then ask both
-                the same.
+                {isRouter.value ? "Choose a model for each side, or give" : "Give"} each side its own settings, such as another temperature or system
+                prompt, then ask both the same question.
               </p>
             </div>
           )}
           {all.map(({ question, answers }) => (
             <section key={question.id} class="turn">
               <article class="message user" aria-label="You">
-                <div class="said" dir="auto">
-                  {shown(question.content)}
+                <div class="message-text" dir="auto">
+                  {displayText(question.content)}
                 </div>
               </article>
               <div class="compared">
@@ -103,7 +103,7 @@ export function Compare() {
                     key={side}
                     side={side}
                     message={answers[side]}
-                    grows={growing.value.includes(side) && question === all.at(-1)!.question}
+                    isStreaming={streaming.value.includes(side) && question === all.at(-1)!.question}
                   />
                 ))}
               </div>
@@ -112,23 +112,23 @@ export function Compare() {
         </div>
         <Composer place="compare" busy={busy} onStop={stop} onSend={ask} />
       </section>
-      {opened.value !== null && (
+      {openSide.value !== null && (
         <SettingsPanel
-          key={opened.value}
-          title={`${NAMES[opened.value]} side`}
-          settings={sideSettings(opened.value)}
-          onChange={(changes) => changeSide(opened.value!, changes)}
-          onClose={() => (opened.value = null)}
+          key={openSide.value}
+          title={`${NAMES[openSide.value]} side`}
+          settings={sideSettings(openSide.value)}
+          onChange={(changes) => changeSide(openSide.value!, changes)}
+          onClose={() => (openSide.value = null)}
         />
       )}
     </div>
   );
 }
 
-/** What a side asks of the model, in a line. */
+/** Model and settings of one side, in a line. */
 function Head({ side }: { side: Side }) {
   const { model, system, parameters, schema } = sideSettings(side);
-  const said = [
+  const facts = [
     isRouter.value ? "" : (props.value.model_alias ?? ""),
     ...Object.entries(parameters).map(([name, value]) => `${name} ${JSON.stringify(value)}`),
     system.trim() && "system prompt",
@@ -138,13 +138,13 @@ function Head({ side }: { side: Side }) {
     <div class="compare-head">
       <b class="side">{NAMES[side]}</b>
       <ModelPicker label={`${NAMES[side]} model`} chosen={model} onChoose={(one) => changeSide(side, { model: one })} />
-      <span class="what">{shown(said.join(" · "))}</span>
+      <span class="what">{displayText(facts.join(" · "))}</span>
       <button
         class="quiet small"
         type="button"
         aria-label={`${NAMES[side]} settings`}
-        aria-expanded={opened.value === side}
-        onClick={() => (opened.value = opened.value === side ? null : side)}
+        aria-expanded={openSide.value === side}
+        onClick={() => (openSide.value = openSide.value === side ? null : side)}
       >
         <Icon name="sliders" /> Settings
       </button>
@@ -152,31 +152,31 @@ function Head({ side }: { side: Side }) {
   );
 }
 
-const AnswerView = memo(({ side, message, grows }: { side: Side; message: Message; grows: boolean }) => {
+const AnswerView = memo(({ side, message, isStreaming }: { side: Side; message: Message; isStreaming: boolean }) => {
   const [probs, setProbs] = useState(false);
   return (
     <article class="message assistant" aria-label={`${NAMES[side]} answer`}>
-      <Thoughts message={message} grows={grows} />
-      {probs && message.probs ? <Probabilities tokens={message.probs} /> : <Markdown text={message.content} settled={!grows} />}
+      <Reasoning message={message} isStreaming={isStreaming} />
+      {probs && message.probs ? <Probabilities tokens={message.probs} /> : <Markdown text={message.content} isComplete={!isStreaming} />}
       {message.toolCalls?.map((call) => (
         <pre key={call.id} class="tool-call">
-          {shown(`${call.name} ${call.arguments}`)}
+          {displayText(`${call.name} ${call.arguments}`)}
         </pre>
       ))}
-      {grows && !message.content && !message.reasoning && (
+      {isStreaming && !message.content && !message.reasoning && (
         <p class="waiting">
           <span class="dots" />
         </p>
       )}
-      {message.error && <p class="notice">{shown(message.error)}</p>}
-      {!grows && message.ending === "interrupted" && <p class="ending">Interrupted: the answer is incomplete.</p>}
+      {message.error && <p class="notice">{displayText(message.error)}</p>}
+      {!isStreaming && message.ending === "interrupted" && <p class="ending">Interrupted: the answer is incomplete.</p>}
       <footer class="message-foot">
         {message.probs && (
           <button class="quiet small" type="button" aria-pressed={probs} onClick={() => setProbs(!probs)}>
             Probabilities
           </button>
         )}
-        {message.stats && <Took stats={message.stats} grows={grows} />}
+        {message.stats && <AnswerStats stats={message.stats} isStreaming={isStreaming} />}
       </footer>
     </article>
   );

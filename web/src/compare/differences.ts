@@ -1,13 +1,13 @@
-// Which words of two texts the other has not, in the order in which both have the rest.
+// Words that differ between two texts, by a longest common subsequence.
 
-/** Above this many pairs of words the middle of the texts counts as different: the table would take seconds. */
-const MOST_PAIRS = 4_000_000;
+/** Above this many pairs of words, the middle of the texts counts as different: the table would take seconds. */
+const MAX_PAIRS = 4_000_000;
 
 const WORD = /[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
 
 export interface Word {
   text: string;
-  /** Where it begins, in UTF-16 units. */
+  /** Offset in UTF-16 units. */
   start: number;
 }
 
@@ -15,16 +15,16 @@ export function words(text: string): Word[] {
   return Array.from(text.matchAll(WORD), (found) => ({ text: found[0], start: found.index }));
 }
 
-/** For each text the places, among its words, of those that differ: all but a longest common subsequence. */
-export function differing(one: readonly string[], other: readonly string[]): [number[], number[]] {
+/** Return the indices of the words in each text that are not part of a longest common subsequence. */
+export function differingWords(one: readonly string[], other: readonly string[]): [number[], number[]] {
   let start = 0;
   while (start < one.length && start < other.length && one[start] === other[start]) start++;
   let ends = [one.length, other.length] as const;
   while (ends[0] > start && ends[1] > start && one[ends[0] - 1] === other[ends[1] - 1]) ends = [ends[0] - 1, ends[1] - 1];
   const rows = ends[0] - start;
   const columns = ends[1] - start;
-  if (rows * columns > MOST_PAIRS) return [range(start, ends[0]), range(start, ends[1])];
-  // lengths[i][j]: of the longest common subsequence of what is behind place i of one and place j of the other
+  if (rows * columns > MAX_PAIRS) return [range(start, ends[0]), range(start, ends[1])];
+  // lengths[i][j]: length of the longest common subsequence after word i of one and word j of the other
   const width = columns + 1;
   const lengths = new Uint16Array((rows + 1) * width);
   for (let i = rows - 1; i >= 0; i--) {

@@ -1,5 +1,5 @@
-// Marks words in what is already shown, without touching its elements (CSS Custom Highlight API).
-import { differing, words } from "./differences";
+// Highlights of words in rendered text, without changing its elements (CSS Custom Highlight API).
+import { differingWords, words } from "./differences";
 
 export const MARK = "differs";
 
@@ -11,29 +11,29 @@ interface Highlights {
 const registry = (CSS as { highlights?: Highlights }).highlights;
 const Highlighted = (globalThis as { Highlight?: new (...ranges: Range[]) => object }).Highlight;
 
-interface Placed {
+interface PlacedWord {
   text: string;
   node: Text;
   start: number;
 }
 
-/** The words below an element; a word that crosses elements counts as two. */
-function placed(root: Element): Placed[] {
+/** Return the words below an element; a word that crosses elements counts as two. */
+function wordsBelow(root: Element): PlacedWord[] {
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  const found: Placed[] = [];
+  const found: PlacedWord[] = [];
   for (let node = walker.nextNode() as Text | null; node; node = walker.nextNode() as Text | null) {
     for (const { text, start } of words(node.data)) found.push({ text, node, start });
   }
   return found;
 }
 
-/** Marks what differs in pairs of elements; how many words in all, of how many. */
+/** Highlight the differences in pairs of elements. Return the number of words that differ, and of all words. */
 export function mark(pairs: readonly (readonly [Element, Element])[]): { differ: number; of: number } {
   const ranges: Range[] = [];
   let of = 0;
   for (const pair of pairs) {
-    const sides = [placed(pair[0]), placed(pair[1])] as const;
-    const [left, right] = differing(
+    const sides = [wordsBelow(pair[0]), wordsBelow(pair[1])] as const;
+    const [left, right] = differingWords(
       sides[0].map((word) => word.text),
       sides[1].map((word) => word.text),
     );

@@ -1,18 +1,18 @@
-// A text and what the model makes of it, in place: no messages, no template.
+// The complete view: continue a raw text in place, without messages or a chat template.
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
-import { shown } from "../markdown/visible";
+import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 import { Outcome, Panel } from "./Panel";
-import { changeSettings, Run, settings } from "./running";
+import { changeSettings, Run, settings } from "./run";
 import "../chat/chat.css";
 import "./complete.css";
 
 const run = new Run("completion");
-const text = remembered("complete.text", "");
+const text = persistentSignal("complete.text", "");
 /** The text before the last continuation. */
 const before = signal<string | null>(null);
 
@@ -22,11 +22,11 @@ export function Complete() {
   const field = useRef<HTMLTextAreaElement>(null);
   const busy = run.busy.value;
   const found = run.latest.value;
-  const whole = busy && before.value !== null ? before.value + (found?.text ?? "") : text.value;
+  const shownText = busy && before.value !== null ? before.value + (found?.text ?? "") : text.value;
   useEffect(() => {
     const area = field.current;
     if (busy && area) area.scrollTop = area.scrollHeight;
-  }, [busy, whole]);
+  }, [busy, shownText]);
 
   async function complete(start: string) {
     if (run.busy.value) return;
@@ -48,16 +48,16 @@ export function Complete() {
         }}
       >
         <div class="chat-bar">
-          <h1>Complete a text</h1>
+          <h1>Complete text</h1>
           <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
             <Icon name="sliders" /> <span class="word">Settings</span>
           </button>
         </div>
-        <p class="about">The text goes to the model as it is, without a chat template, and goes on in place.</p>
+        <p class="about">The model continues this text in place, without a chat template.</p>
         {showsProbs ? (
           <div class="written" tabIndex={0} role="group" aria-label="Probabilities of the tokens">
-            {shown(before.value!)}
+            {displayText(before.value!)}
             <Probabilities tokens={found.probs} />
           </div>
         ) : (
@@ -68,7 +68,7 @@ export function Complete() {
             placeholder="Once upon a time"
             dir="auto"
             spellcheck={false}
-            value={whole}
+            value={shownText}
             readOnly={busy}
             onInput={(event) => {
               text.value = event.currentTarget.value;
@@ -87,7 +87,7 @@ export function Complete() {
             </button>
           )}
           <button type="button" disabled={busy || before.value === null} onClick={() => void complete(before.value!)}>
-            Again
+            Retry
           </button>
           <button
             type="button"
@@ -98,7 +98,7 @@ export function Complete() {
               setProbs(false);
             }}
           >
-            Take back
+            Undo
           </button>
           {found !== null && found.probs.length > 0 && before.value !== null && (
             <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>

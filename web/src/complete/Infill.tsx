@@ -1,27 +1,27 @@
-// What belongs between two texts, for models that were trained to say that.
+// The infill view: fill the gap between two texts, with models that were trained for it.
 import { useRef, useState } from "preact/hooks";
-import { Chips } from "../chat/Chips";
+import { AttachmentChips } from "../chat/AttachmentChips";
 import { readAttachment } from "../chat/attachments";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import type { Attachment } from "../chat/tree";
-import { shown } from "../markdown/visible";
+import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 import { Outcome, Panel } from "./Panel";
-import { changeSettings, Run, settings } from "./running";
+import { changeSettings, Run, settings } from "./run";
 import "../chat/chat.css";
 import "./complete.css";
 
 const run = new Run("infill");
-const prefix = remembered("infill.prefix", "");
-const suffix = remembered("infill.suffix", "");
+const prefix = persistentSignal("infill.prefix", "");
+const suffix = persistentSignal("infill.suffix", "");
 
 export function Infill() {
   const [panel, setPanel] = useState(false);
   const [probs, setProbs] = useState(false);
   const [around, setAround] = useState<Attachment[]>([]);
-  const [said, setSaid] = useState("");
+  const [status, setStatus] = useState("");
   const [filled, setFilled] = useState(false);
   const file = useRef<HTMLInputElement>(null);
   const busy = run.busy.value;
@@ -39,9 +39,9 @@ export function Infill() {
       try {
         const read = await readAttachment(one);
         setAround((before) => [...before, read]);
-        setSaid("");
+        setStatus("");
       } catch (error) {
-        setSaid(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
+        setStatus(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
       }
     }
     file.current!.value = "";
@@ -58,13 +58,13 @@ export function Infill() {
         }}
       >
         <div class="chat-bar">
-          <h1>Fill in between</h1>
+          <h1>Infill</h1>
           <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
             <Icon name="sliders" /> <span class="word">Settings</span>
           </button>
         </div>
-        <p class="about">For models of code that were trained to fill a gap between two texts.</p>
+        <p class="about">For code models that were trained to fill the gap between two texts.</p>
         <label>
           Before
           <textarea
@@ -82,12 +82,12 @@ export function Infill() {
             <Probabilities tokens={found.probs} />
           ) : (
             <pre class="between" tabIndex={0} aria-label="Between" role="region" aria-busy={busy}>
-              {shown(found?.text ?? "")}
+              {displayText(found?.text ?? "")}
             </pre>
           )}
         </div>
         <label>
-          Behind
+          After
           <textarea
             class="mono"
             rows={5}
@@ -99,7 +99,7 @@ export function Infill() {
         </label>
         <div class="attachments">
           <button type="button" onClick={() => file.current?.click()}>
-            <Icon name="file" /> Add files around it
+            <Icon name="file" /> Add context files
           </button>
           <input
             ref={file}
@@ -107,11 +107,11 @@ export function Infill() {
             type="file"
             multiple
             tabIndex={-1}
-            aria-label="Files around it"
+            aria-label="Context files"
             onChange={(event) => void add([...(event.currentTarget.files ?? [])])}
           />
-          <Chips files={around} onChange={setAround} />
-          <span role="status">{said}</span>
+          <AttachmentChips files={around} onChange={setAround} />
+          <span role="status">{status}</span>
         </div>
         <div class="complete-foot">
           {busy ? (
@@ -131,7 +131,7 @@ export function Infill() {
               setFilled(false);
             }}
           >
-            Take it
+            Insert
           </button>
           {found !== null && found.probs.length > 0 && (
             <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>

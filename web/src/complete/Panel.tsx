@@ -1,7 +1,7 @@
 import { SettingsPanel } from "../chat/SettingsPanel";
-import { Took } from "../chat/Took";
+import { AnswerStats } from "../chat/AnswerStats";
 import { NO_SETTINGS } from "../chat/settings";
-import { changeSettings, type Run, settings } from "./running";
+import { changeSettings, type Run, settings } from "./run";
 
 export function Panel({ onClose }: { onClose: () => void }) {
   return (
@@ -14,7 +14,7 @@ export function Panel({ onClose }: { onClose: () => void }) {
   );
 }
 
-/** How the last continuation ended and what it took; why there is none. */
+/** Ending and statistics of the last continuation, or its error. */
 export function Outcome({ of }: { of: Run }) {
   const found = of.latest.value;
   const wrong = of.failure.value;
@@ -24,12 +24,12 @@ export function Outcome({ of }: { of: Run }) {
       {wrong && (
         <p class="notice" role="alert">
           {refused
-            ? "This model has no tokens for infill: it was not trained to fill in between. Models for code, such as Qwen Coder, StarCoder or CodeGemma, have them."
+            ? "This model has no infill tokens: it was not trained to fill gaps. Code models such as Qwen Coder, StarCoder or CodeGemma have them."
             : wrong.words}
         </p>
       )}
       <p class="ending" role="status">
-        {of.busy.value ? "…" : (found?.ending ?? "")} {found?.stats && <Took stats={found.stats} />}
+        {of.busy.value ? "…" : (found?.ending ?? "")} {found?.stats && <AnswerStats stats={found.stats} />}
       </p>
     </>
   );

@@ -1,33 +1,33 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { Run } from "./runs";
-import { theory } from "./theory";
+import type { Run } from "./experiment";
+import { expectedRate } from "./theory";
 
 const HEIGHT = 280;
 const LEFT = 46;
 const RIGHT = 16;
 const TOP = 30;
 const BOTTOM = 44;
-const LEAST_SECONDS = 0.02;
+const MIN_SECONDS = 0.02;
 
-/** Tokens a second over what links cost a token: the runs as dots, the formula as a line, a ring where the sliders stand. */
+/** Chart of tokens/s over link time per token: runs as dots, the formula as a line, a ring for the present settings. */
 export function Curve({ runs, computing, link }: { runs: Run[]; computing: number | null; link: number }) {
-  const place = useRef<SVGSVGElement>(null);
+  const svg = useRef<SVGSVGElement>(null);
   const [width, setWidth] = useState(720);
   useLayoutEffect(() => {
     const sized = new ResizeObserver(([entry]) => setWidth(Math.max(240, entry!.contentRect.width)));
-    sized.observe(place.current!);
+    sized.observe(svg.current!);
     return () => sized.disconnect();
   }, []);
-  const farthest = Math.max(LEAST_SECONDS, link, ...runs.map((one) => one.link)) * 1.1;
+  const farthest = Math.max(MIN_SECONDS, link, ...runs.map((one) => one.link)) * 1.1;
   const most = Math.max(1, computing === null ? 0 : 1 / computing, ...runs.map((one) => one.rate)) * 1.1;
   const x = (seconds: number) => LEFT + ((width - LEFT - RIGHT) * seconds) / farthest;
   const y = (rate: number) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - rate / most);
   const steps = Array.from({ length: 81 }, (_, i) => (farthest * i) / 80);
-  const line = computing === null ? "" : steps.map((at, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(theory(computing, at)!).toFixed(1)}`).join("");
+  const line = computing === null ? "" : steps.map((at, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(expectedRate(computing, at)!).toFixed(1)}`).join("");
   const last = runs.at(-1);
-  const expected = theory(computing, link);
+  const expected = expectedRate(computing, link);
   return (
-    <svg ref={place} class="curve" height={HEIGHT} role="img" aria-label={said(runs, link, expected)}>
+    <svg ref={svg} class="curve" height={HEIGHT} role="img" aria-label={describe(runs, link, expected)}>
       {marks(most).map((rate) => (
         <g key={rate}>
           <line class="grid" x1={LEFT} x2={width - RIGHT} y1={y(rate)} y2={y(rate)} />
@@ -42,10 +42,10 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
         </text>
       ))}
       <text class="axis" x={width - RIGHT} y={HEIGHT - 8} text-anchor="end">
-        ms of a token on links
+        link time per token (ms)
       </text>
       <text class="axis" x={8} y={18}>
-        tokens a second
+        tokens/s
       </text>
       <path class="theory" d={line} />
       <line class="now" x1={x(link)} x2={x(link)} y1={TOP} y2={y(0)} />
@@ -57,7 +57,7 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
   );
 }
 
-/** Round numbers from 0 up to `most`, about five. */
+/** Return about five round numbers from 0 to `most`. */
 function marks(most: number): number[] {
   const rough = most / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -65,10 +65,10 @@ function marks(most: number): number[] {
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => Number((i * step).toPrecision(6)));
 }
 
-function said(runs: Run[], link: number, expected: number | null): string {
+function describe(runs: Run[], link: number, expected: number | null): string {
   const last = runs.at(-1);
   const done = last
-    ? `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens a second`
-    : "No run yet";
+    ? `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens/s`
+    : "No runs yet";
   return expected === null ? done : `${done}; in theory ${expected.toFixed(1)} with ${(1e3 * link).toFixed(0)} ms`;
 }

@@ -1,49 +1,49 @@
 import { useEffect } from "preact/hooks";
 import { apiKey, getJson } from "../api/http";
 import { health, isKnown, isRouter } from "../api/server";
-import { BehindRouter } from "../cluster/BehindRouter";
-import { shortName } from "../cluster/figures";
-import { cluster, watch } from "../cluster/state";
+import { RouterNotice } from "../cluster/RouterNotice";
+import { shortName } from "../cluster/format";
+import { cluster, watchCluster } from "../cluster/state";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { Curve } from "./Curve";
-import { act, begin, computing, first, isMeasured, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble } from "./runs";
+import { changeLab, startExperiment, computing, firstAnswer, isMeasured, links, linkSeconds, isLabOn, partialTokens, PROMPT, runs, setLink, setLab, errorText } from "./experiment";
 import type { LabLink } from "./theory";
-import { secondsOnLink, theory } from "./theory";
+import { secondsOnLink, expectedRate } from "./theory";
 import "./lab.css";
 
 const START = "llamado serve -m smollm2 --lab 2 -ts 1,1,1";
-const NO_LIMIT = 9; // the slider's right end, as a power of ten of bits per second
+const NO_LIMIT = 9; // right end of the slider: power of ten of bits per second
 
-/** What slow links do to a model that is divided: links are made slower, and what comes of it is measured. */
+/** The latency lab: slow the links of a split model down and measure the effect. */
 export function Lab() {
   const key = apiKey.value;
-  const asked = isKnown.value && !isRouter.value;
+  const isSingleServer = isKnown.value && !isRouter.value;
   const isReady = health.value.state === "ready";
-  useEffect(() => (asked ? watch() : undefined), [key, asked]);
+  useEffect(() => (isSingleServer ? watchCluster() : undefined), [key, isSingleServer]);
   useEffect(() => {
-    if (!asked) return;
-    getJson<Parameters<typeof take>[0]>("lab").then(take, (error: Error) => (trouble.value = error.message));
-    return begin();
-  }, [key, asked, isReady]);
+    if (!isSingleServer) return;
+    getJson<Parameters<typeof setLab>[0]>("lab").then(setLab, (error: Error) => (errorText.value = error.message));
+    return startExperiment();
+  }, [key, isSingleServer, isReady]);
   return (
     <div class="lab">
       <h1 class="hidden">Latency lab</h1>
-      {isRouter.value && <BehindRouter what="lab" />}
-      {trouble.value && <p class="notice">{trouble.value}</p>}
-      {on.value === false && <Off />}
-      {on.value && <On />}
+      {isRouter.value && <RouterNotice view="lab" />}
+      {errorText.value && <p class="notice">{errorText.value}</p>}
+      {isLabOn.value === false && <ClosedLab />}
+      {isLabOn.value && <OpenLab />}
     </div>
   );
 }
 
-function Off() {
+function ClosedLab() {
   return (
     <section class="start">
-      <h2>The lab is closed</h2>
+      <h2>The lab is off</h2>
       <p>
-        A server that is started with <code>--lab</code> puts a tap before each of its workers. Here their delay, jitter and bandwidth can then be
-        set, workers be killed, and tokens a second be seen beside what theory says. For example:
+        With <code>--lab</code> the server puts a tap before each worker. You can then set delay, jitter and bandwidth of each link, kill workers, and
+        compare the measured tokens/s with theory. For example:
       </p>
       <pre>
         <code>{START}</code> <Copy text={START} />
@@ -52,25 +52,25 @@ function Off() {
   );
 }
 
-function On() {
+function OpenLab() {
   const all = runs.value;
   const last = all.at(-1);
   const broken = all.filter((one) => !one.same).length;
   const link = linkSeconds();
-  const expected = theory(computing.value, link);
+  const expected = expectedRate(computing.value, link);
   return (
     <>
       <Figures label="Now">
         <Figure title="Measured" value={last ? last.rate.toFixed(1) : "–"} more="tokens/s" />
         <Figure
-          title="In theory"
+          title="Theory"
           value={expected === null ? "–" : expected.toFixed(1)}
-          more={`tokens/s${expected !== null && !isMeasured.value ? ", reckoned" : ""}`}
+          more={`tokens/s${expected !== null && !isMeasured.value ? ", predicted" : ""}`}
         />
-        <Figure title="On links" value={`${(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms`} more="a token" />
+        <Figure title="Link time" value={`${(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms`} more="per token" />
         <div class={`figure badge ${broken ? "broken" : "whole"}`}>
           <dt>
-            {broken ? `${broken} of ${all.length} answers` : `${all.length} answers`}, {partial.value} tokens of the next
+            {broken ? `${broken} of ${all.length} answers` : `${all.length} answers`}, {partialTokens.value} tokens of the next
           </dt>
           <dd>
             <strong role="status">{all.length === 0 ? "…" : broken ? "Bytes differ" : "Bytes are equal"}</strong>
@@ -78,11 +78,11 @@ function On() {
         </div>
       </Figures>
       <section>
-        <h2>Tokens a second by delay</h2>
+        <h2>Speed by link time</h2>
         <Curve runs={all} computing={computing.value} link={link} />
         <p class="hint">
-          The line is 1 / (computing + delays of all links that a token passes); the ring is where the sliders stand. Computing is what the
-          fastest run without delays took{isMeasured.value ? "" : "; until there is one, the server's arithmetic says it: set all sliders to the left once"}.
+          The line is 1 / (compute time + delays of all links that a token passes); the ring marks the present settings. The compute time is that of
+          the fastest run without delays{isMeasured.value ? "" : ", predicted until there is one: set all sliders to zero to measure it"}.
         </p>
       </section>
       <section>
@@ -94,10 +94,10 @@ function On() {
         </div>
       </section>
       <section>
-        <h2>The answer</h2>
+        <h2>Answer</h2>
         <p class="answer">
           <span>{PROMPT}</span>
-          {first.value ?? " …"}
+          {firstAnswer.value ?? " …"}
         </p>
       </section>
     </>
@@ -127,20 +127,20 @@ function Link({ link }: { link: LabLink }) {
         set={(n) => set({ bandwidth: n >= NO_LIMIT ? null : Math.round(10 ** n) })}
       />
       <p>
-        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not there"}</span>
+        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not connected"}</span>
         {device && <span class="share">{cost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
           (runs || link.watched ? (
             <button
               type="button"
               disabled={!runs}
-              onClick={() => void act("lab/kill", { endpoint: link.endpoint })}
+              onClick={() => void changeLab("lab/kill", { endpoint: link.endpoint })}
             >
-              Kill this worker
+              Kill worker
             </button>
           ) : (
-            <button class="primary" type="button" onClick={() => void act("lab/start", { endpoint: link.endpoint })}>
-              Start it again
+            <button class="primary" type="button" onClick={() => void changeLab("lab/start", { endpoint: link.endpoint })}>
+              Restart worker
             </button>
           ))}
       </p>
@@ -176,10 +176,10 @@ function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderPr
   );
 }
 
-/** What a link adds to a token. */
+/** Return the time that a link adds to a token. */
 function cost(seconds: number, turns: number): string {
   const ms = 1e3 * seconds;
-  return `+ ${ms.toFixed(ms < 10 ? 1 : 0)} ms a token${turns > 1 ? `, in ${turns} turns` : ""}`;
+  return `+ ${ms.toFixed(ms < 10 ? 1 : 0)} ms per token${turns > 1 ? `, in ${turns} turns` : ""}`;
 }
 
 function bits(n: number): string {

@@ -1,21 +1,21 @@
-// What links cost a token: each turn of a worker waits once for its link, and bytes take their time.
-import type { Device, Prediction } from "../cluster/bodies";
+// Theory of link times: a token waits once for the link at each turn of a worker, and for its bytes to be sent.
+import type { DeviceView, LayoutPrediction } from "../cluster/schema";
 
 export interface LabLink {
   endpoint: string;
   worker: string;
   latency_ms: number;
   jitter_ms: number;
-  /** Bits per second; null: no limit. */
+  /** Bits per second; null for no limit. */
   bandwidth: number | null;
   own: boolean;
   running: boolean;
-  /** Whether `llamado up` started the worker, and starts it again by itself. */
+  /** True if `llamado up` started the worker, and restarts it. */
   watched: boolean;
 }
 
-/** Seconds of a token on a link. A tap delays what goes to a worker, and jitter is half of its most on average. */
-export function secondsOnLink(link: LabLink, devices: Device[]): number {
+/** Return the seconds of a token on a link. A tap delays messages to a worker; the mean jitter is half of its maximum. */
+export function secondsOnLink(link: LabLink, devices: DeviceView[]): number {
   let seconds = 0;
   for (const device of devices.filter((one) => one.endpoint === link.endpoint)) {
     const turn = (link.latency_ms + link.jitter_ms / 2) / 1e3;
@@ -25,22 +25,22 @@ export function secondsOnLink(link: LabLink, devices: Device[]): number {
   return seconds;
 }
 
-/** Seconds of a token on all links. */
-export function secondsOnLinks(links: LabLink[], devices: Device[]): number {
+/** Return the seconds of a token on all links. */
+export function secondsOnLinks(links: LabLink[], devices: DeviceView[]): number {
   return links.reduce((seconds, link) => seconds + secondsOnLink(link, devices), 0);
 }
 
-/** Seconds of a token without its links, as the server reckons; null: a speed is not known. */
-export function secondsReckoned(told: Prediction): number | null {
+/** Return the predicted seconds of a token without links; null if a speed is unknown. */
+export function predictedComputing(prediction: LayoutPrediction): number | null {
   let seconds = 0;
-  for (const { seconds: its } of told.devices) {
+  for (const { seconds: its } of prediction.devices) {
     if (its.compute === null) return null;
     seconds += its.compute;
   }
   return seconds || null;
 }
 
-/** Tokens per second; null while nobody knows how long computing takes. */
-export function theory(computing: number | null, link: number): number | null {
+/** Return tokens per second by the formula; null if the compute time is unknown. */
+export function expectedRate(computing: number | null, link: number): number | null {
   return computing === null ? null : 1 / (computing + link);
 }

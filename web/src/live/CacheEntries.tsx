@@ -7,27 +7,27 @@ import type { Cache } from "./state";
 interface Entry {
   tokens: number;
   bytes: number;
-  /** When it was last of use, in seconds since 1970. */
+  /** Time of the last use, in seconds since 1970. */
   used: number;
-  /** How it begins; missing where the server shows no prompts. */
+  /** Its first words; missing if the server was started with --no-slots. */
   text?: string;
 }
 
-/** The prompts that the cache holds; asked for while they are unfolded, when what it holds has changed. */
+/** Prompts in the cache; loaded while the list is unfolded, whenever the cache has changed. */
 export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) {
   const open = useSignal(false);
   const entries = useSignal<Entry[] | null>(null);
-  const trouble = useSignal("");
+  const errorText = useSignal("");
   useEffect(() => {
     if (!open.value) return;
     const stop = new AbortController();
     getJson<{ entries: Entry[] }>("live/cache", stop.signal).then(
-      (told) => {
-        entries.value = told.entries;
-        trouble.value = "";
+      (body) => {
+        entries.value = body.entries;
+        errorText.value = "";
       },
       (error: Error) => {
-        if (!stop.signal.aborted) trouble.value = error.message;
+        if (!stop.signal.aborted) errorText.value = error.message;
       },
     );
     return () => stop.abort();
@@ -35,9 +35,9 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
   const now = Date.now() / 1000 + ahead;
   return (
     <details class="cache-entries" onToggle={(event) => (open.value = event.currentTarget.open)}>
-      <summary>What it holds</summary>
-      {trouble.value && <p class="notice">{trouble.value}</p>}
-      {entries.value && !entries.value.length && <p class="nothing">Nothing beside what slots hold.</p>}
+      <summary>Contents</summary>
+      {errorText.value && <p class="notice">{errorText.value}</p>}
+      {entries.value && !entries.value.length && <p class="nothing">Empty, except for the prompts in slots.</p>}
       {entries.value && entries.value.length > 0 && (
         <div class="waterfall" tabIndex={0} role="region" aria-label="Prompts in the cache">
           <table>
@@ -45,7 +45,7 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
               <tr>
                 <th scope="col">Tokens</th>
                 <th scope="col">Memory</th>
-                <th scope="col">Last of use</th>
+                <th scope="col">Last used</th>
                 <th scope="col">Begins with</th>
               </tr>
             </thead>
@@ -55,7 +55,7 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
                   <td class="number">{count(one.tokens)}</td>
                   <td class="number">{bytes(one.bytes)}</td>
                   <td class="number">{seconds(Math.max(0, now - one.used))} ago</td>
-                  <td class="begins">{one.text ?? "not shown: the server has --no-slots"}</td>
+                  <td class="begins">{one.text ?? "hidden by --no-slots"}</td>
                 </tr>
               ))}
             </tbody>

@@ -10,34 +10,34 @@ import { TimeWindow, type Window } from "./TimeWindow";
 interface Line {
   of: keyof Samples;
   label: string;
-  colour: string;
+  color: string;
 }
 interface Plot {
   title: string;
   lines: Line[];
   written: (value: number) => string;
-  /** The least that the whole height stands for. */
+  /** Smallest value range of the y axis. */
   least: number;
-  /** Whether there is nothing between one and the next. */
+  /** True if values are whole numbers. */
   whole?: boolean;
 }
 
 const PLOTS: Plot[] = [
-  { title: "Answers", lines: [{ of: "answer", label: "tokens/s", colour: "--accent" }], written: short, least: 10 },
-  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", colour: "--prompt" }], written: short, least: 10 },
+  { title: "Generation", lines: [{ of: "answer", label: "tokens/s", color: "--accent" }], written: short, least: 10 },
+  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", color: "--prompt" }], written: short, least: 10 },
   {
     title: "Requests",
     lines: [
-      { of: "running", label: "running", colour: "--accent" },
-      { of: "waiting", label: "waiting", colour: "--bad" },
+      { of: "running", label: "active", color: "--accent" },
+      { of: "waiting", label: "queued", color: "--bad" },
     ],
     written: count,
     least: 4,
     whole: true,
   },
-  { title: "K/V cells", lines: [{ of: "cells", label: "used", colour: "--accent" }], written: count, least: 100, whole: true },
-  { title: "First token", lines: [{ of: "first_token", label: "after", colour: "--prompt" }], written: seconds, least: 1 },
-  { title: "Errors", lines: [{ of: "errors", label: "requests", colour: "--bad" }], written: count, least: 4, whole: true },
+  { title: "KV cells", lines: [{ of: "cells", label: "used", color: "--accent" }], written: count, least: 100, whole: true },
+  { title: "Time to first token", lines: [{ of: "first_token", label: "mean", color: "--prompt" }], written: seconds, least: 1 },
+  { title: "Errors", lines: [{ of: "errors", label: "requests", color: "--bad" }], written: count, least: 4, whole: true },
 ];
 const WINDOWS: Window[] = [
   [300, "5 minutes"],
@@ -45,11 +45,11 @@ const WINDOWS: Window[] = [
   [3600, "1 hour"],
 ];
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
-const LEAST_SECONDS = 60;
+const MIN_SECONDS = 60;
 const HEIGHT = 120;
 
-/** A colour of base.css as a canvas takes it; light-dark() is resolved on elements only. */
-function colour(element: HTMLElement, name: string): string {
+/** Return a color of base.css for a canvas; light-dark() is resolved on elements only. */
+function color(element: HTMLElement, name: string): string {
   element.style.color = `var(${name})`;
   const found = getComputedStyle(element).color;
   element.style.color = "";
@@ -67,12 +67,12 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
   function range(): [number, number] {
     const times = shown.current.samples.at;
     const last = times.at(-1) ?? 0;
-    return [Math.min(last - LEAST_SECONDS, Math.max(last - shown.current.span, times[0] ?? 0)), last];
+    return [Math.min(last - MIN_SECONDS, Math.max(last - shown.current.span, times[0] ?? 0)), last];
   }
 
   useEffect(() => {
     const element = place.current!;
-    const [ink, line] = [colour(element, "--faint"), colour(element, "--line")];
+    const [ink, line] = [color(element, "--faint"), color(element, "--line")];
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px Inter, system-ui, sans-serif" };
     const made = new uPlot(
       {
@@ -88,9 +88,9 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
         series: [
           {},
           ...plot.lines.map((one) => {
-            const stroke = colour(element, one.colour);
+            const stroke = color(element, one.color);
             const fill = stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.12)");
-            // A second in which nothing had a first token parts no line: it would be all gaps.
+            // Seconds without a first token leave no gap: the line would consist of gaps.
             return { stroke, fill, width: 1.5, points: { show: false }, spanGaps: true };
           }),
         ],
@@ -126,7 +126,7 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
         <span>
           {plot.lines.map((one, place) => (
             <span key={one.of} class="chart-value">
-              <i style={{ background: `var(${one.colour})` }} /> {values[place]}
+              <i style={{ background: `var(${one.color})` }} /> {values[place]}
             </span>
           ))}
         </span>
@@ -136,7 +136,7 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
   );
 }
 
-/** The last hour, second by second. */
+/** Charts of the last hour, with a sample per second. */
 export function Charts({ samples }: { samples: Samples }) {
   const span = useSignal(3600);
   return (

@@ -1,5 +1,5 @@
 import { count, short } from "./format";
-import type { Known, Slot } from "./state";
+import type { LiveState, Slot } from "./state";
 
 function Bar({ label, parts, of }: { label: string; parts: [kind: string, value: number][]; of: number }) {
   const sum = parts.reduce((all, [, value]) => all + value, 0);
@@ -19,21 +19,21 @@ function Bar({ label, parts, of }: { label: string; parts: [kind: string, value:
   );
 }
 
-/** What a slot does, in a word. */
-export function doing(slot: Slot): "idle" | "reading" | "answering" {
-  return !slot.busy ? "idle" : slot.predicted ? "answering" : "reading";
+/** Return the state of a slot. */
+export function slotState(slot: Slot): "idle" | "prompt" | "generating" {
+  return !slot.busy ? "idle" : slot.predicted ? "generating" : "prompt";
 }
 
-function Lane({ slot, perSecond, asks }: { slot: Slot; perSecond: number; asks: string }) {
-  const state = doing(slot);
-  const known = slot.cached + slot.computed;
+function Lane({ slot, perSecond, client }: { slot: Slot; perSecond: number; client: string }) {
+  const state = slotState(slot);
+  const processed = slot.cached + slot.computed;
   return (
-    <li class={`lane ${state}`} data-slot={slot.id}>
+    <li class={`lane state-${state}`} data-slot={slot.id}>
       <div class="lane-head">
         <strong>Slot {slot.id}</strong>
-        <span class={`tag ${state}`}>{state}</span>
+        <span class={`tag state-${state}`}>{state}</span>
         <span class="lane-rate">
-          {state === "answering" ? (
+          {state === "generating" ? (
             <>
               <b>{short(perSecond)}</b> tokens/s
             </>
@@ -44,37 +44,37 @@ function Lane({ slot, perSecond, asks }: { slot: Slot; perSecond: number; asks: 
         label="Prompt"
         parts={[
           ["cached", slot.cached],
-          ["computed", Math.max(0, Math.min(known, slot.prompt) - slot.cached)],
+          ["computed", Math.max(0, Math.min(processed, slot.prompt) - slot.cached)],
         ]}
         of={slot.prompt}
       />
       <Bar label="Context" parts={[["used", slot.used]]} of={slot.n_ctx} />
       <p class="lane-foot">
         {slot.task < 0
-          ? "no request yet"
-          : `${count(slot.predicted)} tokens written${slot.left >= 0 && slot.busy ? `, at most ${count(slot.left)} more` : ""}` +
+          ? "no requests yet"
+          : `${count(slot.predicted)} tokens generated${slot.left >= 0 && slot.busy ? `, at most ${count(slot.left)} more` : ""}` +
             (slot.cached ? `; ${count(slot.cached)} from the cache` : "")}
-        {asks && <span class="asks"> {asks}</span>}
+        {client && <span class="client"> {client}</span>}
       </p>
     </li>
   );
 }
 
-/** The slots, side by side, and who waits behind them. */
-export function Lanes({ known }: { known: Known }) {
-  const slots = known.slots ?? [];
-  const asks = new Map((known.running ?? []).flatMap((one) => (one.slots ?? []).map((id) => [id, `${one.path} of ${one.client || "a socket"}`])));
-  const waiting = known.waiting ?? 0;
+/** The slots, and the number of queued requests. */
+export function Lanes({ live }: { live: LiveState }) {
+  const slots = live.slots ?? [];
+  const client = new Map((live.running ?? []).flatMap((one) => (one.slots ?? []).map((id) => [id, `${one.path} from ${one.client || "a socket"}`])));
+  const waiting = live.waiting ?? 0;
   return (
     <section aria-labelledby="live-slots">
       <h2 id="live-slots">Slots</h2>
       <ul class="lanes">
         {slots.map((slot) => (
-          <Lane key={slot.id} slot={slot} perSecond={known.rates.get(slot.id)?.perSecond ?? 0} asks={asks.get(slot.id) ?? ""} />
+          <Lane key={slot.id} slot={slot} perSecond={live.rates.get(slot.id)?.perSecond ?? 0} client={client.get(slot.id) ?? ""} />
         ))}
       </ul>
       <p class={waiting ? "queue waits" : "queue"}>
-        {waiting ? `${count(waiting)} request${waiting === 1 ? " waits" : "s wait"} for a slot` : "Nobody waits for a slot."}
+        {waiting ? `${count(waiting)} queued request${waiting === 1 ? "" : "s"}` : "No queued requests."}
       </p>
     </section>
   );

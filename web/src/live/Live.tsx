@@ -2,38 +2,38 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { apiKey } from "../api/http";
 import { Charts } from "./Charts";
-import { follow, type Followed } from "./follow";
+import { openStream, type LiveStream } from "./stream";
 import { Lanes } from "./Lanes";
 import "./live.css";
 import { Log } from "./Log";
 import { Models } from "./Models";
-import type { Known } from "./state";
+import type { LiveState } from "./state";
 import { CacheTiles, Tiles } from "./Tiles";
 import { Waterfall } from "./Waterfall";
 
 const TICK_MS = 250;
 const EVENTS = "live/events";
 
-/** A stream that is followed while this component is shown; "": none. */
-function useFollowed(path: string): Followed | null {
-  const [followed, setFollowed] = useState<Followed | null>(null);
+/** Return a stream that is open while this component is mounted; null without a path. */
+function useLiveStream(path: string): LiveStream | null {
+  const [stream, setStream] = useState<LiveStream | null>(null);
   const key = apiKey.value;
   useEffect(() => {
     if (!path) {
-      setFollowed(null);
+      setStream(null);
       return;
     }
-    const mine = follow(path);
-    setFollowed(mine);
+    const mine = openStream(path);
+    setStream(mine);
     return mine.stop;
   }, [path, key]);
-  return followed;
+  return stream;
 }
 
-/** The server's time, in seconds, while something runs that grows with it. */
-function useNow(known: Known): number {
+/** Return the server's time in seconds, updated four times a second. */
+function useNow(live: LiveState): number {
   const now = useSignal(0);
-  const ahead = known.ahead;
+  const ahead = live.ahead;
   useEffect(() => {
     const tick = () => {
       if (!document.hidden) now.value = Date.now() / 1000 + ahead;
@@ -45,64 +45,64 @@ function useNow(known: Known): number {
   return now.value || Date.now() / 1000 + ahead;
 }
 
-function Trouble({ followed }: { followed: Followed }) {
-  return followed.trouble.value ? <p class="notice">{followed.trouble.value}</p> : null;
+function StreamError({ stream }: { stream: LiveStream }) {
+  return stream.errorText.value ? <p class="notice">{stream.errorText.value}</p> : null;
 }
 
-function Engine({ known }: { known: Known }) {
-  const now = useNow(known);
+function Engine({ live }: { live: LiveState }) {
+  const now = useNow(live);
   return (
     <>
-      {known.asleep && <p class="asleep">The model is asleep: it is loaded again by the next request.</p>}
-      <Tiles known={known} />
-      <Lanes known={known} />
-      <Waterfall known={known} now={now} />
-      <Charts samples={known.samples} />
-      <CacheTiles known={known} />
+      {live.asleep && <p class="asleep">The model is asleep. The next request loads it again.</p>}
+      <Tiles live={live} />
+      <Lanes live={live} />
+      <Waterfall live={live} now={now} />
+      <Charts samples={live.samples} />
+      <CacheTiles live={live} />
     </>
   );
 }
 
-/** One model of a router, seen through it. */
-function OfModel({ id }: { id: string }) {
-  const followed = useFollowed(`${EVENTS}?model=${encodeURIComponent(id)}`);
-  const known = followed?.known.value;
+/** Live view of one model of a router. */
+function ModelView({ id }: { id: string }) {
+  const stream = useLiveStream(`${EVENTS}?model=${encodeURIComponent(id)}`);
+  const live = stream?.state.value;
   return (
     <div class="of-model">
       <h2>{id}</h2>
-      {followed && <Trouble followed={followed} />}
-      {known?.slots && <Engine known={known} />}
+      {stream && <StreamError stream={stream} />}
+      {live?.slots && <Engine live={live} />}
     </div>
   );
 }
 
-function OfRouter({ known }: { known: Known }) {
-  const wanted = useSignal("");
-  const models = known.models ?? [];
+function RouterView({ live }: { live: LiveState }) {
+  const selected = useSignal("");
+  const models = live.models ?? [];
   const loaded = models.filter((one) => one.state === "loaded");
-  const chosen = (loaded.find((one) => one.id === wanted.value) ?? loaded[0])?.id ?? "";
+  const chosen = (loaded.find((one) => one.id === selected.value) ?? loaded[0])?.id ?? "";
   return (
     <>
-      <Models models={models} chosen={chosen} onChoose={(id) => (wanted.value = id)} />
-      {chosen ? <OfModel key={chosen} id={chosen} /> : <p class="nothing">Slots and requests are shown of a model that is loaded.</p>}
-      <Log lines={known.log} models={models.map((one) => one.id)} />
+      <Models models={models} chosen={chosen} onChoose={(id) => (selected.value = id)} />
+      {chosen ? <ModelView key={chosen} id={chosen} /> : <p class="nothing">Load a model to see its slots and requests.</p>}
+      <Log lines={live.log} models={models.map((one) => one.id)} />
     </>
   );
 }
 
 export function Live() {
-  const followed = useFollowed(EVENTS);
-  const known = followed?.known.value;
+  const stream = useLiveStream(EVENTS);
+  const live = stream?.state.value;
   return (
     <div class="live">
       <h1 class="hidden">Live</h1>
-      {followed && <Trouble followed={followed} />}
-      {!known && !followed?.trouble.value && <p class="nothing">Asking the server…</p>}
-      {known?.models && <OfRouter known={known} />}
-      {known?.slots && (
+      {stream && <StreamError stream={stream} />}
+      {!live && !stream?.errorText.value && <p class="nothing">Loading…</p>}
+      {live?.models && <RouterView live={live} />}
+      {live?.slots && (
         <>
-          <Engine known={known} />
-          <Log lines={known.log} />
+          <Engine live={live} />
+          <Log lines={live.log} />
         </>
       )}
     </div>

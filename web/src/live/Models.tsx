@@ -2,26 +2,26 @@ import { useSignal } from "@preact/signals";
 import { ApiFailure, postJson } from "../api/http";
 import type { RoutedModel } from "./state";
 
-/** The models of a router: what each one does, and buttons that load and unload it. */
+/** The models of a router, with buttons to load and unload them. */
 export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; chosen: string; onChoose: (id: string) => void }) {
-  const trouble = useSignal("");
+  const errorText = useSignal("");
 
   async function change(what: "load" | "unload", model: string): Promise<void> {
-    trouble.value = "";
+    errorText.value = "";
     try {
       await postJson(`models/${what}`, { model });
     } catch (error) {
       if (!(error instanceof ApiFailure)) throw error;
-      trouble.value = `${model}: ${error.message}`;
+      errorText.value = `${model}: ${error.message}`;
     }
   }
 
   return (
     <section aria-labelledby="live-models">
       <h2 id="live-models">Models</h2>
-      {trouble.value && (
+      {errorText.value && (
         <p class="notice" role="alert">
-          {trouble.value}
+          {errorText.value}
         </p>
       )}
       <ul class="models">
@@ -49,7 +49,7 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
                       ]
                         .filter(Boolean)
                         .join(", ")
-                    : "takes no memory"}
+                    : "not loaded"}
               </p>
               <div class="model-buttons">
                 {runs ? (
@@ -62,8 +62,8 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
                   </button>
                 )}
                 {loaded && (
-                  <button type="button" aria-label={`Look into ${one.id}`} aria-pressed={one.id === chosen} onClick={() => onChoose(one.id)}>
-                    Look into it
+                  <button type="button" aria-label={`Show ${one.id}`} aria-pressed={one.id === chosen} onClick={() => onChoose(one.id)}>
+                    Show
                   </button>
                 )}
               </div>
@@ -71,7 +71,7 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
           );
         })}
       </ul>
-      {!models.length && <p class="nothing">There are no models.</p>}
+      {!models.length && <p class="nothing">No models.</p>}
     </section>
   );
 }

@@ -1,30 +1,30 @@
 import { Figure, Figures } from "../ui/Figures";
 import { CacheEntries as Entries } from "./CacheEntries";
 import { bytes, count, seconds, short } from "./format";
-import type { Known } from "./state";
+import type { LiveState } from "./state";
 
-const AVERAGED = 5; // seconds
+const AVERAGED_SECONDS = 5; // seconds
 
-function lately(values: (number | null)[]): number | null {
-  const known = values.slice(-AVERAGED).filter((value) => value !== null);
-  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+function recentAverage(values: (number | null)[]): number | null {
+  const present = values.slice(-AVERAGED_SECONDS).filter((value) => value !== null);
+  return present.length ? present.reduce((sum, value) => sum + value, 0) / present.length : null;
 }
 
-/** The numbers that people look for first. */
-export function Tiles({ known }: { known: Known }) {
-  const { samples, cells } = known;
-  const slots = known.slots ?? [];
+/** Key figures of the server. */
+export function Tiles({ live }: { live: LiveState }) {
+  const { samples, cells } = live;
+  const slots = live.slots ?? [];
   const last = samples.first_token.findLast((value) => value !== null);
   return (
     <Figures label="Now">
-      <Figure title="Answers" value={short(lately(samples.answer) ?? 0)} more="tokens/s" />
-      <Figure title="Prompts" value={short(lately(samples.prompt) ?? 0)} more="tokens/s" />
-      <Figure title="Slots at work" value={`${slots.filter((slot) => slot.busy).length}`} more={`of ${slots.length}`} />
-      <Figure title="Waiting" value={count(known.waiting ?? 0)} more="requests" />
-      {known.counts && <Figure title="Cancelled" value={count(known.counts.cancelled)} more={`of ${count(known.counts.ended)} ended`} />}
-      <Figure title="First token" value={last == null ? "–" : seconds(last)} />
+      <Figure title="Generation" value={short(recentAverage(samples.answer) ?? 0)} more="tokens/s" />
+      <Figure title="Prompts" value={short(recentAverage(samples.prompt) ?? 0)} more="tokens/s" />
+      <Figure title="Busy slots" value={`${slots.filter((slot) => slot.busy).length}`} more={`of ${slots.length}`} />
+      <Figure title="Queued" value={count(live.waiting ?? 0)} more="requests" />
+      {live.counts && <Figure title="Canceled" value={count(live.counts.cancelled)} more={`of ${count(live.counts.ended)} finished`} />}
+      <Figure title="Time to first token" value={last == null ? "–" : seconds(last)} />
       <Figure
-        title="K/V cells"
+        title="KV cells"
         value={cells?.total ? `${Math.round((cells.used / cells.total) * 100)}%` : "–"}
         more={cells?.total ? `of ${count(cells.total)}${cells.shared ? `, ${count(cells.shared)} shared` : ""}` : ""}
       />
@@ -32,22 +32,22 @@ export function Tiles({ known }: { known: Known }) {
   );
 }
 
-/** What is kept of prompts, and what it was good for. */
-export function CacheTiles({ known }: { known: Known }) {
-  const cache = known.cache;
+/** Contents and hits of the prompt cache. */
+export function CacheTiles({ live }: { live: LiveState }) {
+  const cache = live.cache;
   if (!cache) return null;
-  const asked = cache.hit_tokens + cache.computed_tokens;
+  const request = cache.hit_tokens + cache.computed_tokens;
   return (
     <section aria-labelledby="live-cache">
       <h2 id="live-cache">Prompt cache</h2>
       <Figures label="Prompt cache">
-        <Figure title="Prompts in memory" value={count(cache.prompts)} more="and those in slots" />
-        <Figure title="Their tokens" value={count(cache.tokens)} />
-        <Figure title="Their memory" value={bytes(cache.bytes)} />
+        <Figure title="Prompts in memory" value={count(cache.prompts)} more="plus those in slots" />
+        <Figure title="Tokens" value={count(cache.tokens)} />
+        <Figure title="Memory" value={bytes(cache.bytes)} />
         <Figure
           title="Hits"
-          value={asked ? `${Math.round((cache.hit_tokens / asked) * 100)}%` : "–"}
-          more={asked ? `${count(cache.hit_tokens)} of ${count(asked)} tokens` : "nothing was asked"}
+          value={request ? `${Math.round((cache.hit_tokens / request) * 100)}%` : "–"}
+          more={request ? `${count(cache.hit_tokens)} of ${count(request)} tokens` : "no prompts yet"}
         />
         {cache.disk && (
           <>
@@ -56,7 +56,7 @@ export function CacheTiles({ known }: { known: Known }) {
           </>
         )}
       </Figures>
-      <Entries cache={cache} ahead={known.ahead} />
+      <Entries cache={cache} ahead={live.ahead} />
     </section>
   );
 }

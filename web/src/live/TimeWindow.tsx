@@ -2,7 +2,7 @@ import type { Signal } from "@preact/signals";
 
 export type Window = [seconds: number, words: string];
 
-/** A choice of how much of the time is shown. */
+/** Selects the time span of a chart. */
 export function TimeWindow({ title, windows, chosen }: { title: string; windows: Window[]; chosen: Signal<number> }) {
   return (
     <label>

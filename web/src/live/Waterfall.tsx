@@ -1,6 +1,6 @@
 import { useSignal } from "@preact/signals";
 import { clock, count, seconds, short } from "./format";
-import { phases, type Asked, type Known } from "./state";
+import { phases, type LiveRequest, type LiveState } from "./state";
 import { TimeWindow, type Window } from "./TimeWindow";
 
 const WINDOWS: Window[] = [
@@ -10,23 +10,23 @@ const WINDOWS: Window[] = [
   [0, "all of the last 100"],
 ];
 
-/** What came of a request, in a word or two, and how that is meant. */
-export function outcome(one: Asked): [words: string, kind: "now" | "good" | "warn" | "bad"] {
+/** Return the state or the result of a request, and its severity. */
+export function outcome(one: LiveRequest): [words: string, kind: "now" | "good" | "warn" | "bad"] {
   if (one.seconds === undefined) {
-    const words = one.first != null ? "answering" : one.slots?.length ? "reading" : "waiting";
+    const words = one.first != null ? "generating" : one.slots?.length ? "prompt" : "queued";
     return [words, "now"];
   }
-  if (one.stop === "cancelled") return ["client left", "warn"];
+  if (one.stop === "cancelled") return ["client disconnected", "warn"];
   if ((one.status ?? 0) >= 400) return [one.reason || `status ${one.status}`, "bad"];
-  const why: Record<string, string> = { eos: "end of answer", limit: "token limit", word: "stop word", none: "done" };
+  const why: Record<string, string> = { eos: "end of answer", limit: "token limit", word: "stop sequence", none: "done" };
   return [(one.stop ?? "").split(", ").map((stop) => why[stop] ?? stop).join(", ") || "done", "good"];
 }
 
-function Row({ one, now, from, span }: { one: Asked; now: number; from: number; span: number }) {
+function Row({ one, now, from, span }: { one: LiveRequest; now: number; from: number; span: number }) {
   const length = one.seconds ?? Math.max(0, now - one.at);
   const [words, kind] = outcome(one);
   const parts = phases(one, length);
-  const told = parts.map((part) => `${part.phase} ${seconds(part.to - part.from)}`).join(", ");
+  const durations = parts.map((part) => `${part.phase} ${seconds(part.to - part.from)}`).join(", ");
   return (
     <tr class={kind === "now" ? "running" : ""} data-request={one.id}>
       <td>{clock(one.at).slice(0, 8)}</td>
@@ -35,7 +35,7 @@ function Row({ one, now, from, span }: { one: Asked; now: number; from: number; 
       <td class="number">{one.prompt ? `${count(one.prompt)} + ${count(one.predicted ?? 0)}` : ""}</td>
       <td class="number">{one.rate ? short(one.rate) : ""}</td>
       <td class="time">
-        <div class="track" role="img" aria-label={`${seconds(length)}: ${told}`} title={`${seconds(length)}: ${told}${one.cached ? `; ${count(one.cached)} tokens from the cache` : ""}`}>
+        <div class="track" role="img" aria-label={`${seconds(length)}: ${durations}`} title={`${seconds(length)}: ${durations}${one.cached ? `; ${count(one.cached)} tokens from the cache` : ""}`}>
           {parts.map((part) => {
             const left = Math.max(0, ((one.at + part.from - from) / span) * 100);
             const right = Math.min(100, ((one.at + part.to - from) / span) * 100);
@@ -53,10 +53,10 @@ function Row({ one, now, from, span }: { one: Asked; now: number; from: number; 
   );
 }
 
-/** The last requests against the time: how long they waited, were read and were answered. */
-export function Waterfall({ known, now }: { known: Known; now: number }) {
+/** The latest requests over time: queue, prompt and generation. */
+export function Waterfall({ live, now }: { live: LiveState; now: number }) {
   const chosen = useSignal(60);
-  const all = [...known.ended, ...(known.running ?? [])].sort((a, b) => b.at - a.at);
+  const all = [...live.ended, ...(live.running ?? [])].sort((a, b) => b.at - a.at);
   const span = chosen.value || Math.max(10, now - Math.min(now, ...all.map((one) => one.at)));
   const from = now - span;
   const shown = all.filter((one) => one.seconds === undefined || one.at + one.seconds >= from);
@@ -65,16 +65,16 @@ export function Waterfall({ known, now }: { known: Known; now: number }) {
       <div class="section-head">
         <h2 id="live-requests">Requests</h2>
         <span class="legend">
-          <i class="queue" /> queue <i class="prompt" /> prompt <i class="answer" /> answer
+          <i class="queue" /> queue <i class="prompt" /> prompt <i class="generation" /> generation
         </span>
         <TimeWindow title="Time shown" windows={WINDOWS} chosen={chosen} />
       </div>
-      {/* Reached by the keyboard, as it scrolls. */}
-      <div class="waterfall" tabIndex={0} role="region" aria-label="Requests against the time">
+      {/* Focusable, so that the keyboard can scroll it. */}
+      <div class="waterfall" tabIndex={0} role="region" aria-label="Requests over time">
         <table>
           <thead>
             <tr>
-              <th scope="col">Began</th>
+              <th scope="col">Started</th>
               <th scope="col">Endpoint</th>
               <th scope="col">Client</th>
               <th scope="col" class="number">Tokens</th>
@@ -82,7 +82,7 @@ export function Waterfall({ known, now }: { known: Known; now: number }) {
               <th scope="col" class="time">
                 {chosen.value ? `the last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `the last ${seconds(span)}`}
               </th>
-              <th scope="col">Ended by</th>
+              <th scope="col">Result</th>
             </tr>
           </thead>
           <tbody>
@@ -91,7 +91,7 @@ export function Waterfall({ known, now }: { known: Known; now: number }) {
             ))}
           </tbody>
         </table>
-        {!shown.length && <p class="nothing">{all.length ? `Nothing in this time; ${all.length} earlier.` : "No request yet."}</p>}
+        {!shown.length && <p class="nothing">{all.length ? `No requests in this period; ${all.length} earlier.` : "No requests yet."}</p>}
       </div>
     </section>
   );

@@ -1,4 +1,4 @@
-// Numbers for people.
+// Formats of numbers.
 
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -6,7 +6,7 @@ export function count(value: number): string {
   return NUMBER.format(value);
 }
 
-/** Tokens per second and the like: three digits are enough. */
+/** Format a rate with three digits. */
 export function short(value: number): string {
   if (value >= 10_000) return `${(value / 1000).toFixed(value >= 100_000 ? 0 : 1)}k`;
   return value >= 100 ? value.toFixed(0) : value >= 10 || value === 0 ? value.toFixed(value ? 1 : 0) : value.toFixed(2);

@@ -1,23 +1,23 @@
-// What `GET /live/events` tells: first all there is, then what has changed of it.
+// State of the live view, from the events of `GET /live/events`: the whole state first, then changes.
 
 export interface Slot {
   id: number;
   n_ctx: number;
   busy: boolean;
   task: number;
-  /** Tokens in its cells. */
+  /** Tokens in the slot's KV cells. */
   used: number;
   /** Tokens of its prompt; of those, found in the cache and computed so far. */
   prompt: number;
   cached: number;
   computed: number;
   predicted: number;
-  /** -1: without a limit. */
+  /** Tokens it may still generate; -1 without a limit. */
   left: number;
 }
 
-/** A request; what is seconds counts from its arrival. */
-export interface Asked {
+/** A request. Durations are in seconds since its arrival. */
+export interface LiveRequest {
   number: number;
   id: string;
   at: number;
@@ -27,9 +27,9 @@ export interface Asked {
   first?: number | null;
   prompt?: number;
   predicted?: number;
-  /** Of one that is answered now. */
+  /** Slots of a running request. */
   slots?: number[];
-  /** Of one whose answer is over. */
+  /** Set once the request has finished. */
   seconds?: number;
   model?: string;
   status?: number;
@@ -79,42 +79,42 @@ export interface RoutedModel {
   failure?: string;
 }
 
-/** What is as it is now. */
-interface Present {
+/** Fields that each event replaces. */
+interface CurrentState {
   model: string;
   asleep: boolean;
   waiting: number;
   slots: Slot[];
-  running: Asked[];
+  running: LiveRequest[];
   cells: { used: number; total: number; shared: number };
   cache: Cache;
-  /** Requests since the server's start; cancelled: their clients left. */
+  /** Requests since the server started; `cancelled`: the client disconnected. */
   counts: { ended: number; errors: number; cancelled: number };
   /** Of a router. */
   models: RoutedModel[];
 }
 
 /** One event. */
-export interface Update extends Partial<Present> {
+export interface Update extends Partial<CurrentState> {
   first?: boolean;
   at: number;
   samples?: Samples;
-  ended?: Asked[];
+  ended?: LiveRequest[];
   log?: LogLine[];
 }
 
-export interface Known extends Partial<Present> {
-  /** The server's clock against this one's, in seconds. */
+export interface LiveState extends Partial<CurrentState> {
+  /** Server clock minus browser clock, in seconds. */
   ahead: number;
   samples: Samples;
-  ended: Asked[];
+  ended: LiveRequest[];
   log: LogLine[];
   rates: Map<number, SlotRate>;
 }
 
-const MOST_SAMPLES = 3600;
-const MOST_ENDED = 100;
-const MOST_LINES = 2000;
+const MAX_SAMPLES = 3600;
+const MAX_ENDED = 100;
+const MAX_LINES = 2000;
 const RATE_SECONDS = 2;
 
 const NO_SAMPLES: Samples = {
@@ -128,7 +128,7 @@ const NO_SAMPLES: Samples = {
   errors: [],
 };
 
-/** How fast a slot answers, by what came in the last seconds. */
+/** Generation speed of a slot over the last seconds. */
 export interface SlotRate {
   task: number;
   points: [at: number, predicted: number][];
@@ -142,67 +142,67 @@ function rate(before: SlotRate | undefined, slot: Slot, at: number): SlotRate {
   return { task: slot.task, points, perSecond: at > from ? (slot.predicted - n) / (at - from) : 0 };
 }
 
-function joined<T>(old: T[], more: T[] | undefined, most: number): T[] {
+function appended<T>(old: T[], more: T[] | undefined, most: number): T[] {
   return more ? [...old, ...more].slice(-most) : old;
 }
 
-/** What is known after an event. `now`: seconds of this browser's clock. */
-export function merged(before: Known | null, update: Update, now: number): Known {
+/** Return the state after an event. `now`: browser clock, in seconds. */
+export function applyUpdate(before: LiveState | null, update: Update, now: number): LiveState {
   const { first, at, samples, ended, log, ...present } = update;
   const old = first ? null : before;
-  const olds = old?.samples ?? NO_SAMPLES;
-  const found: Known = {
+  const oldSamples = old?.samples ?? NO_SAMPLES;
+  const found: LiveState = {
     ...old,
     ...present,
     ahead: at - now,
     samples: samples
       ? (Object.fromEntries(
-          Object.entries(olds).map(([name, values]) => [
+          Object.entries(oldSamples).map(([name, values]) => [
             name,
-            joined<number | null>(values as (number | null)[], samples[name as keyof Samples], MOST_SAMPLES),
+            appended<number | null>(values as (number | null)[], samples[name as keyof Samples], MAX_SAMPLES),
           ]),
         ) as unknown as Samples)
-      : olds,
-    ended: joined(old?.ended ?? [], ended, MOST_ENDED),
-    log: joined(old?.log ?? [], log, MOST_LINES),
+      : oldSamples,
+    ended: appended(old?.ended ?? [], ended, MAX_ENDED),
+    log: appended(old?.log ?? [], log, MAX_LINES),
     rates: old?.rates ?? new Map<number, SlotRate>(),
   };
   found.rates = new Map((found.slots ?? []).map((slot) => [slot.id, rate(found.rates.get(slot.id), slot, at)]));
   return found;
 }
 
-export type Phase = "queue" | "prompt" | "answer";
+export type Phase = "queue" | "prompt" | "generation";
 
-/** How a request's time was spent, in seconds from its arrival: parts that follow each other. `length`: of it all. */
-export function phases(asked: Asked, length: number): { phase: Phase; from: number; to: number }[] {
-  const started = asked.started ?? (asked.first != null || asked.seconds === undefined ? null : length);
-  const first = asked.first ?? null;
+/** Return the phases of a request that lasted `length` seconds, in seconds since its arrival. */
+export function phases(request: LiveRequest, length: number): { phase: Phase; from: number; to: number }[] {
+  const started = request.started ?? (request.first != null || request.seconds === undefined ? null : length);
+  const first = request.first ?? null;
   const queueEnd = Math.min(started ?? (first === null ? length : 0), length);
   const promptEnd = Math.min(first ?? length, length);
   const parts: { phase: Phase; from: number; to: number }[] = [
     { phase: "queue", from: 0, to: queueEnd },
     { phase: "prompt", from: queueEnd, to: promptEnd },
-    { phase: "answer", from: promptEnd, to: length },
+    { phase: "generation", from: promptEnd, to: length },
   ];
   return parts.filter((part) => part.to > part.from);
 }
 
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 
-/** A line's level; what a model's process prints says it in its text. */
+/** Return the level of a line; lines of a model's process contain it in their text. */
 export function levelOf(line: LogLine): string {
-  const said = line.model ? /\b(debug|warning|error|critical): /.exec(line.text.slice(0, 100))?.[1] : undefined;
-  return said ?? line.level;
+  const printed = line.model ? /\b(debug|warning|error|critical): /.exec(line.text.slice(0, 100))?.[1] : undefined;
+  return printed ?? line.level;
 }
 
-/** The lines of at least a level, with a text in them, of one model or of all (""). */
-export function filtered(lines: LogLine[], level: string, text: string, model = ""): LogLine[] {
+/** Return the lines of at least a level that contain a text, of one model or of all (""). */
+export function filterLines(lines: LogLine[], level: string, text: string, model = ""): LogLine[] {
   const least = LEVELS.indexOf(level);
-  const wanted = text.trim().toLowerCase();
+  const query = text.trim().toLowerCase();
   return lines.filter(
     (line) =>
       LEVELS.indexOf(levelOf(line)) >= least &&
       (!model || line.model === model) &&
-      (!wanted || line.text.toLowerCase().includes(wanted) || line.request?.includes(wanted) === true),
+      (!query || line.text.toLowerCase().includes(query) || line.request?.includes(query) === true),
   );
 }

@@ -3,10 +3,10 @@ import { useEffect, useState } from "preact/hooks";
 import { Copy } from "../ui/Copy";
 import type { highlight } from "./highlight";
 import { Plain } from "./Plain";
-import { shown } from "./visible";
+import { displayText } from "./displayText";
 
-/** Above this many characters code is not coloured. */
-const COLOURED_TO = 20_000;
+/** Longer code is not colored, in characters. */
+const MAX_COLORED = 20_000;
 
 let loaded: typeof highlight | undefined;
 let loading: Promise<void> | undefined;
@@ -18,14 +18,14 @@ function load(): Promise<void> {
   return loading;
 }
 
-/** A code block, coloured once it does not grow any more. */
-export function Code({ text, language, settled }: { text: string; language: string; settled: boolean }) {
+/** A code block, colored once it is complete. */
+export function Code({ text, language, isComplete }: { text: string; language: string; isComplete: boolean }) {
   const [ready, setReady] = useState(loaded !== undefined);
-  const wanted = settled && language !== "" && text.length <= COLOURED_TO;
+  const isColored = isComplete && language !== "" && text.length <= MAX_COLORED;
   useEffect(() => {
-    if (wanted && !ready) void load().then(() => setReady(true), () => undefined);
-  }, [wanted, ready]);
-  const tree = wanted && ready ? loaded?.(language, text) : null;
+    if (isColored && !ready) void load().then(() => setReady(true), () => undefined);
+  }, [isColored, ready]);
+  const tree = isColored && ready ? loaded?.(language, text) : null;
   return (
     <div class="code">
       <div class="code-head">
@@ -33,7 +33,7 @@ export function Code({ text, language, settled }: { text: string; language: stri
         <Copy text={text} />
       </div>
       <pre tabIndex={0}>
-        <code>{tree ? coloured(tree) : <Plain text={text} />}</code>
+        <code>{tree ? colored(tree) : <Plain text={text} />}</code>
       </pre>
     </div>
   );
@@ -41,10 +41,10 @@ export function Code({ text, language, settled }: { text: string; language: stri
 
 type Node = NonNullable<ReturnType<typeof highlight>> | NonNullable<ReturnType<typeof highlight>>["children"][number];
 
-function coloured(node: Node): ComponentChildren {
-  if (node.type === "text") return shown(node.value);
+function colored(node: Node): ComponentChildren {
+  if (node.type === "text") return displayText(node.value);
   if (!("children" in node)) return null;
-  const children = node.children.map((child) => coloured(child));
+  const children = node.children.map((child) => colored(child));
   if (node.type !== "element") return children;
   const names = node.properties.className;
   return <span class={Array.isArray(names) ? names.join(" ") : ""}>{children}</span>;

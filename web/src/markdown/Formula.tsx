@@ -1,12 +1,12 @@
 import { useEffect, useRef } from "preact/hooks";
 
-/** A TeX formula as MathML; what cannot be read is shown as it was written. The reader of TeX is loaded on first use. */
+/** A TeX formula as MathML; invalid TeX is shown as text. The TeX library is loaded on first use. */
 export function Formula({ tex, display }: { tex: string; display: boolean }) {
   const place = useRef<HTMLSpanElement>(null);
   useEffect(() => {
-    let wanted = true;
+    let isCurrent = true;
     void import("temml").then(({ default: temml }) => {
-      if (!wanted || !place.current) return;
+      if (!isCurrent || !place.current) return;
       try {
         temml.render(tex, place.current, { displayMode: display, trust: false, throwOnError: true, maxExpand: 200 });
       } catch {
@@ -14,7 +14,7 @@ export function Formula({ tex, display }: { tex: string; display: boolean }) {
       }
     });
     return () => {
-      wanted = false;
+      isCurrent = false;
     };
   }, [tex, display]);
   return (

@@ -3,12 +3,12 @@ import { describe, expect, test } from "vitest";
 import { Markdown } from "./Markdown";
 import { parts } from "./Plain";
 
-/** Without the pictures of the page's own buttons. */
+/** Remove the icons of the page's own buttons. */
 function html(text: string): string {
   return renderToString(<Markdown text={text} />).replaceAll(/<svg [^>]*class="icon".*?<\/svg>/g, "");
 }
 
-test("blocks and inline forms", () => {
+test("renders blocks and inline markup", () => {
   const found = html("# Title\n\nSome *soft* **loud** `code` ~~gone~~\n\n1. one\n2. two\n\n> said\n\n| a | b |\n|--:|---|\n| 1 | 2 |");
   for (const part of [
     "<h1 dir=\"auto\">Title</h1>", "<em>soft</em>", "<strong>loud</strong>", "<code>code</code>", "<s>gone</s>",
@@ -16,11 +16,11 @@ test("blocks and inline forms", () => {
   ]) expect(found).toContain(part);
 });
 
-test("a list goes on where its number says", () => {
+test("starts a list at its number", () => {
   expect(html("3. three\n4. four")).toContain('<ol start="3">');
 });
 
-describe("what a model may try", () => {
+describe("hostile output", () => {
   test.each([
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -43,26 +43,26 @@ describe("what a model may try", () => {
   });
 });
 
-test("links go out by themselves and tell nobody where from", () => {
+test("opens links in a new tab without a referrer", () => {
   expect(html("[x](https://example.org/a)")).toContain(
     '<a href="https://example.org/a" target="_blank" rel="noopener noreferrer nofollow">x</a>',
   );
 });
 
-test("formulas, but not money", () => {
+test("renders formulas, but not amounts of money", () => {
   expect(html("It is $x^2$.")).toContain('class="formula"><span>x^2</span>');
   expect(html("It is \\(x\\) and\n\n\\[\ny\n\\]\n\nthen")).toContain('class="formula display"');
   expect(html("$5 and $6")).not.toContain("formula");
   expect(html("`$x$`")).not.toContain("formula");
 });
 
-test("characters that turn the text around are named", () => {
+test("names characters that change the reading order", () => {
   const found = html("user \u202Etxt.exe");
   expect(found).not.toContain("\u202E");
   expect(found).toContain("U+202E");
 });
 
-test("a line of a megabyte is text", () => {
+test("shows a line of a megabyte as plain text", () => {
   expect(html("x".repeat(1_000_000))).toContain('<pre class="plain">');
   expect(parts("x".repeat(9_000)).map((part) => part.length)).toEqual([4000, 4000, 1000]);
   const lines = "line\n".repeat(3000);
@@ -70,7 +70,7 @@ test("a line of a megabyte is text", () => {
   expect(parts("😀".repeat(3000)).every((part) => encodeURIComponent(part).length > 0)).toBe(true);
 });
 
-test("a paragraph or a table that nobody reads is text, and what stands beside it is not", () => {
+test("shows oversized paragraphs and tables as plain text, and their neighbors as Markdown", () => {
   const found = html(`# Title\n\n${"*a **b ".repeat(2000)}\n\n**loud**`);
   expect(found).toContain("<strong>loud</strong>");
   expect(found).not.toContain("<em>");
@@ -80,7 +80,7 @@ test("a paragraph or a table that nobody reads is text, and what stands beside i
   expect(html(table)).toContain("<strong>loud</strong>");
 });
 
-test("behind so many elements that nobody reads them, the rest is one text, and nothing of it is lost", () => {
+test("shows the rest as plain text after the maximum number of elements", () => {
   for (const end of ["\n", "\r"]) {
     const found = html(`# h${end}`.repeat(10_000));
     expect(found.split("<h1").length - 1).toBe(2000);
@@ -89,7 +89,7 @@ test("behind so many elements that nobody reads them, the rest is one text, and 
   }
 });
 
-test("a large table is text wherever it stands, and a small one is a table", () => {
+test("shows a large table as plain text anywhere, and a small one as a table", () => {
   const rows = `|a|b|\n|-|:-:|\n${"|c|d|\n".repeat(600)}`;
   for (const before of ["", "> ", "- "]) {
     const found = html(`said\n\n${before}${rows.replaceAll("\n", `\n${before.replace("-", " ")}`)}\n\n**loud**`);
@@ -101,18 +101,18 @@ test("a large table is text wherever it stands, and a small one is a table", () 
   expect(html(`said\n${rows}`)).toContain("<p dir=\"auto\">said</p><pre");
 });
 
-test("a paragraph of hundreds of formulas is text, one of dozens is not", () => {
+test("shows a paragraph of hundreds of formulas as plain text, but not one of dozens", () => {
   expect(html("$x$ ".repeat(1000))).toContain('<pre class="plain">');
   expect(html("$x$ ".repeat(100)).split('class="formula"').length - 1).toBe(100);
 });
 
-test("braces in braces without end are no formula", () => {
+test("rejects formulas with deeply nested braces", () => {
   const deep = (n: number) => `$$${"{".repeat(n)}x${"}".repeat(n)}$$`;
   expect(html(deep(4000))).not.toContain('class="formula');
   expect(html(deep(100))).toContain('class="formula');
 });
 
-test("heaps of marks are cut, letters with the marks of their script are not", () => {
+test("cuts stacked marks, but keeps the marks of a script", () => {
   expect(html(`e${"\u0301".repeat(5000)}`).length).toBeLessThan(100);
   expect(html("ที่นี่ e\u0301\u0323 שָׁלוֹם")).toContain("ที่นี่ e\u0301\u0323 שָׁלוֹם");
 });

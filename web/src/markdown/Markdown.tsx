@@ -1,4 +1,4 @@
-// Markdown as elements, made one by one: no text of a model's ever passes through innerHTML.
+// Markdown as elements. Model output never passes through innerHTML.
 import { type ComponentChildren, Fragment, h } from "preact";
 import { memo } from "preact/compat";
 import { useMemo } from "preact/hooks";
@@ -6,26 +6,26 @@ import { Code } from "./Code";
 import { Formula } from "./Formula";
 import { type Block, blocks, linesOf, type Token } from "./parser";
 import { Plain } from "./Plain";
-import { shown } from "./visible";
+import { displayText } from "./displayText";
 
-/** Above these a text, or a part of it, is shown as it is: nobody reads it as a page, and laying it out takes long. */
+/** Larger texts and blocks are shown as plain text: layout would take too long. */
 const PLAIN_FROM = 100_000; // characters
-const MOST_IN_BLOCK = 2_000; // elements
-const MOST_IN_ALL = 6_000;
+const MAX_IN_BLOCK = 2_000; // elements
+const MAX_IN_ALL = 6_000;
 
-export function Markdown({ text, settled = true }: { text: string; settled?: boolean }) {
+export function Markdown({ text, isComplete = true }: { text: string; isComplete?: boolean }) {
   const found = useMemo(() => (text.length > PLAIN_FROM ? null : blocks(text)), [text]);
   if (!found) return <pre class="plain" children={<Plain text={text} />} />;
   let all = 0;
-  const full = found.findIndex((block) => (all += block.elements > MOST_IN_BLOCK ? 1 : block.elements) > MOST_IN_ALL);
+  const full = found.findIndex((block) => (all += block.elements > MAX_IN_BLOCK ? 1 : block.elements) > MAX_IN_ALL);
   const rest = full < 0 ? "" : linesOf(text).slice(found[full]!.line).join("\n");
   return (
     <div class="markdown">
       {found.slice(0, full < 0 ? undefined : full).map((block, index) =>
-        block.elements > MOST_IN_BLOCK ? (
+        block.elements > MAX_IN_BLOCK ? (
           <pre key={index} class="plain" children={<Plain text={block.source} />} />
         ) : (
-          <BlockView key={index} block={block} settled={settled || index < found.length - 1} />
+          <BlockView key={index} block={block} isComplete={isComplete || index < found.length - 1} />
         ),
       )}
       {rest && <pre key={full} class="plain" children={<Plain text={rest} />} />}
@@ -34,8 +34,8 @@ export function Markdown({ text, settled = true }: { text: string; settled?: boo
 }
 
 const BlockView = memo(
-  ({ block, settled }: { block: Block; settled: boolean }) => <>{elements(block.tokens, settled)}</>,
-  (before, after) => before.block.source === after.block.source && before.settled === after.settled,
+  ({ block, isComplete }: { block: Block; isComplete: boolean }) => <>{elements(block.tokens, isComplete)}</>,
+  (before, after) => before.block.source === after.block.source && before.isComplete === after.isComplete,
 );
 
 const TAGS = new Set(
@@ -48,7 +48,7 @@ interface Open {
   children: ComponentChildren[];
 }
 
-function elements(tokens: readonly Token[], settled: boolean): ComponentChildren[] {
+function elements(tokens: readonly Token[], isComplete: boolean): ComponentChildren[] {
   const root: Open = { tag: "", props: {}, children: [] };
   const stack: Open[] = [root];
   for (const token of tokens) {
@@ -61,7 +61,7 @@ function elements(tokens: readonly Token[], settled: boolean): ComponentChildren
         stack.at(-1)!.children.push(element(tag, props, children));
       }
     } else {
-      top.children.push(leaf(token, settled));
+      top.children.push(leaf(token, isComplete));
     }
   }
   return root.children;
@@ -86,18 +86,18 @@ function properties(token: Token): Record<string, unknown> {
   return found;
 }
 
-function leaf(token: Token, settled: boolean): ComponentChildren {
+function leaf(token: Token, isComplete: boolean): ComponentChildren {
   switch (token.type) {
     case "inline":
-      return h(Fragment, null, ...elements(token.children ?? [], settled));
+      return h(Fragment, null, ...elements(token.children ?? [], isComplete));
     case "long_table":
       return <pre class="plain" children={<Plain text={token.content} />} />;
     case "long":
       return <Plain text={token.content} />;
     case "text":
-      return shown(token.content);
+      return displayText(token.content);
     case "code_inline":
-      return <code>{shown(token.content)}</code>;
+      return <code>{displayText(token.content)}</code>;
     case "softbreak":
     case "hardbreak":
       return <br />;
@@ -105,14 +105,14 @@ function leaf(token: Token, settled: boolean): ComponentChildren {
       return <hr />;
     case "fence":
     case "code_block":
-      return <Code text={token.content} language={token.info.trim().split(/\s+/)[0] ?? ""} settled={settled} />;
+      return <Code text={token.content} language={token.info.trim().split(/\s+/)[0] ?? ""} isComplete={isComplete} />;
     case "math":
     case "math_block":
       return <Formula tex={token.content} display={Boolean((token.meta as { display: boolean }).display)} />;
     case "image":
-      // Nothing is fetched that a model names.
-      return <span class="picture">[{shown(token.content || "picture")}]</span>;
+      // Images that a model names are not fetched.
+      return <span class="picture">[{displayText(token.content || "picture")}]</span>;
     default:
-      return shown(token.content);
+      return displayText(token.content);
   }
 }

@@ -1,9 +1,9 @@
 import { memo } from "preact/compat";
-import { shown } from "./visible";
+import { displayText } from "./displayText";
 
 const PART = 4_000; // characters
 
-/** A text of any length as it is, in parts, of which the browser lays out only those in view. */
+/** Plain text of any length, in parts, of which the browser lays out only the visible ones. */
 export function Plain({ text }: { text: string }) {
   return (
     <>
@@ -14,9 +14,9 @@ export function Plain({ text }: { text: string }) {
   );
 }
 
-const Part = memo(({ text }: { text: string }) => <span class="part">{shown(text)}</span>);
+const Part = memo(({ text }: { text: string }) => <span class="part">{displayText(text)}</span>);
 
-/** Cut behind a line's end where there is one, or else anywhere: no screen holds such a line. */
+/** Split a text after line breaks, or anywhere in lines that are too long for a part. */
 export function parts(text: string): string[] {
   const found: string[] = [];
   for (let start = 0; start < text.length; ) {
@@ -24,9 +24,9 @@ export function parts(text: string): string[] {
     if (end < text.length) {
       const line = text.slice(start, end).lastIndexOf("\n");
       if (line >= 0) end = start + line + 1;
-      else if (/[\uD800-\uDBFF]/.test(text[end - 1]!)) end--; // the first half of a character
+      else if (/[\uD800-\uDBFF]/.test(text[end - 1]!)) end--; // the first half of a surrogate pair
     }
-    // Each part is a block of its own: the line's end behind it would be an empty line.
+    // Each part is a block element: a line break at its end would show an empty line.
     found.push(end < text.length || text[end - 1] !== "\n" ? text.slice(start, end).replace(/\n$/, "") : text.slice(start, end));
     start = end;
   }

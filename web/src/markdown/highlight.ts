@@ -1,4 +1,4 @@
-// Colours for code; loaded with the first code block.
+// Syntax highlighting; loaded with the first code block.
 import { common, createLowlight } from "lowlight";
 
 const lowlight = createLowlight(common);

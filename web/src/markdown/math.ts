@@ -8,9 +8,9 @@ const PAIRS: [open: string, close: string, display: boolean][] = [
   ["$", "$", false],
 ];
 const LONGEST = 10_000;
-const DEEPEST = 200; // braces in braces: reading thousands takes long, and nobody writes them
+const DEEPEST = 200; // nested braces; parsing thousands takes long
 
-/** Whether braces are in braces too deep to be read as a formula. */
+/** Return true if braces are nested too deeply. */
 function isTooDeep(tex: string): boolean {
   let depth = 0;
   for (const one of tex) {
@@ -20,7 +20,7 @@ function isTooDeep(tex: string): boolean {
   return false;
 }
 
-/** Where a formula that begins at `start` ends; null: none begins there. */
+/** Return the formula that starts at `start`, and its end; null if there is none. */
 function formula(text: string, start: number): { tex: string; end: number; display: boolean } | null {
   for (const [open, close, display] of PAIRS) {
     if (!text.startsWith(open, start)) continue;
@@ -30,7 +30,7 @@ function formula(text: string, start: number): { tex: string; end: number; displ
     if (end < 0 || end - from > LONGEST) return null;
     const tex = text.slice(from, end);
     if (!tex.trim() || isTooDeep(tex)) return null;
-    // "$5 and $6" is money: a formula has no space inside its dollars, and no digit behind the second.
+    // "$5 and $6" is money: a formula has no space next to its dollar signs, and no digit after the second.
     if (open === "$" && (/^\s|\s$|\n\n/.test(tex) || /\d/.test(text[end + 1] ?? ""))) return null;
     return { tex, end: end + close.length, display };
   }
@@ -60,7 +60,7 @@ export function math(md: InstanceType<typeof MarkdownItClass>): void {
       if (!found || !found.display) return false;
       let last = line;
       while (last + 1 < endLine && state.eMarks[last]! < found.end) last++;
-      if (text.slice(found.end, state.eMarks[last]).trim()) return false; // text goes on behind it
+      if (text.slice(found.end, state.eMarks[last]).trim()) return false; // followed by text
       if (silent) return true;
       const token = state.push("math_block", "", 0);
       token.content = found.tex;

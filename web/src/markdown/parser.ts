@@ -1,12 +1,12 @@
-// CommonMark with tables and strikethrough, and formulas. HTML is text.
+// Markdown parser: CommonMark with tables, strikethrough and formulas. HTML is text.
 import MarkdownItClass from "markdown-it";
 import { math } from "./math";
 
 export type MarkdownIt = InstanceType<typeof MarkdownItClass>;
 export type Token = ReturnType<MarkdownIt["parse"]>[number];
 
-const LONGEST_PARAGRAPH = 10_000; // characters
-const MOST_CELLS = 1_000; // of a table, or about that
+const MAX_PARAGRAPH = 10_000; // characters
+const MAX_CELLS = 1_000; // of a table, approximately
 const ELEMENTS_OF_FORMULA = 5;
 const SAFE_LINK = /^(https?:|mailto:)/i;
 
@@ -14,13 +14,13 @@ function make(): MarkdownIt {
   const md = new MarkdownItClass({ html: false, linkify: true, breaks: true, maxNesting: 60 });
   md.validateLink = (url: string) => SAFE_LINK.test(url.trim());
   md.use(math);
-  // What is in so long a paragraph is not looked at: delimiters without end take seconds to pair.
+  // Inline markup of a long paragraph is not parsed: pairing many delimiters takes seconds.
   md.core.ruler.before("inline", "long", (state) => {
     for (const token of state.tokens) {
-      if (token.type === "inline" && token.content.length > LONGEST_PARAGRAPH) token.type = "long";
+      if (token.type === "inline" && token.content.length > MAX_PARAGRAPH) token.type = "long";
     }
   });
-  // Nor at the cells of so large a table: each of them would be parsed again with every picture.
+  // Neither are cells of a large table, which would be parsed again with every frame.
   md.block.ruler.before("table", "long_table", (state, first, last, silent) => {
     if (first + 2 > last || !isBelowHead(line(state, first + 1))) return false;
     let end = first;
@@ -28,7 +28,7 @@ function make(): MarkdownIt {
     while (end < last && !state.isEmpty(end) && state.sCount[end]! >= state.blkIndent) {
       cells += line(state, end++).split("|").length - 1;
     }
-    if (cells <= MOST_CELLS) return false;
+    if (cells <= MAX_CELLS) return false;
     if (silent) return true;
     const token = state.push("long_table", "", 0);
     token.content = state.getLines(first, end, state.blkIndent, true);
@@ -43,7 +43,7 @@ function line(state: { src: string; bMarks: number[]; eMarks: number[] }, at: nu
   return state.src.slice(state.bMarks[at], state.eMarks[at]);
 }
 
-/** Whether it is the line between a table's head and its rows. */
+/** Return true for the line between a table's header and its rows. */
 function isBelowHead(text: string): boolean {
   return text.includes("|") && text.includes("-") && /^[\s>|:-]+$/.test(text);
 }
@@ -55,25 +55,25 @@ export function parse(text: string): Token[] {
 }
 
 export interface Block {
-  /** The lines it is made of: what has the same source looks the same. */
+  /** Source lines; blocks with the same source look the same. */
   source: string;
-  /** The first of its lines. */
+  /** Number of the first line. */
   line: number;
   tokens: Token[];
   elements: number;
 }
 
-/** The text's lines, as the parser counts them. */
+/** Return the lines of a text, as the parser counts them. */
 export function linesOf(text: string): string[] {
   return text.split(/\r\n?|\n/);
 }
 
-/** How many elements inline tokens become, or about that: a formula is made of several. */
+/** Return the approximate number of elements of inline tokens; a formula consists of several. */
 function sum(tokens: readonly Token[]): number {
   return tokens.reduce((all, token) => all + (token.type === "math" ? ELEMENTS_OF_FORMULA : 1), 0);
 }
 
-/** The text's outermost blocks. */
+/** Return the top-level blocks of a text. */
 export function blocks(text: string): Block[] {
   const lines = linesOf(text);
   const found: Block[] = [];

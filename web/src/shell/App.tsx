@@ -1,7 +1,7 @@
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { checkHealth, health, isRouter, models, props, start } from "../api/server";
-import { shown } from "../markdown/visible";
+import { checkHealth, health, isRouter, models, props, watchServer } from "../api/server";
+import { displayText } from "../markdown/displayText";
 import { Confirm } from "../ui/Confirm";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
@@ -30,7 +30,7 @@ function Status() {
   return (
     <span class={`status ${now.state}`} role="status" title={words}>
       <span class="dot" aria-hidden="true" />
-      <span class="words">{shown(words)}</span>
+      <span class="words">{displayText(words)}</span>
     </span>
   );
 }
@@ -38,8 +38,8 @@ function Status() {
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 8000;
 
-/** In place of a view whose files cannot be fetched. */
-function Unloaded() {
+/** Shown if a view's files cannot be fetched. */
+function ViewLoadError() {
   if (health.value.state !== "ready") {
     return <p class="notice">Cannot reach the server. Check that it is running; this view opens when the server answers.</p>;
   }
@@ -53,23 +53,23 @@ function Unloaded() {
   );
 }
 
-function Shown({ view }: { view: View }) {
+function ViewHost({ view }: { view: View }) {
   const [loaded, setLoaded] = useState<{ id: string; component: ComponentType } | null>(null);
   const [failed, setFailed] = useState(false);
   useEffect(() => {
-    let wanted = true;
+    let isCurrent = true;
     let wait = FIRST_RETRY_MS;
     let timer: ReturnType<typeof setTimeout>;
     function load() {
       view.load().then(
         (component) => {
-          if (!wanted) return;
+          if (!isCurrent) return;
           setFailed(false);
           setLoaded({ id: view.id, component });
         },
         async () => {
           await checkHealth();
-          if (!wanted) return;
+          if (!isCurrent) return;
           setFailed(true);
           timer = setTimeout(load, wait);
           wait = Math.min(2 * wait, LAST_RETRY_MS);
@@ -79,11 +79,11 @@ function Shown({ view }: { view: View }) {
     setFailed(false);
     load();
     return () => {
-      wanted = false;
+      isCurrent = false;
       clearTimeout(timer);
     };
   }, [view]);
-  if (failed) return <Unloaded />;
+  if (failed) return <ViewLoadError />;
   if (loaded?.id !== view.id) return null;
   const Component = loaded.component;
   return <Component />;
@@ -91,7 +91,7 @@ function Shown({ view }: { view: View }) {
 
 export function App() {
   const [menu, setMenu] = useState(false);
-  useEffect(start, []);
+  useEffect(watchServer, []);
   const view = VIEWS.find((one) => one.id === route.value[0]) ?? VIEWS[0]!;
   useEffect(() => {
     document.title = `${view.title} · llamado`;
@@ -100,14 +100,14 @@ export function App() {
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
-        Skip to the content
+        Skip to content
       </a>
       <header class="bar" onKeyDown={(event) => event.key === "Escape" && setMenu(false)}>
         <strong class="brand">
           <Logo /> <span>llamado</span>
         </strong>
         <button class="quiet menu" type="button" aria-expanded={menu} aria-controls="views" onClick={() => setMenu(!menu)}>
-          <span class="hidden">Views, now </span>
+          <span class="hidden">Select view: </span>
           {view.title} <Icon name="below" />
         </button>
         <nav id="views" aria-label="Views" class={menu ? "open" : ""}>
@@ -120,12 +120,12 @@ export function App() {
         <Status />
         <IconButton
           icon={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]}
-          label={`Colours: ${theme.value}`}
+          label={`Colors: ${theme.value}`}
           onClick={() => (theme.value = NEXT[theme.value])}
         />
       </header>
       <main id="main" tabIndex={-1} onClick={() => setMenu(false)}>
-        <Shown view={view} />
+        <ViewHost view={view} />
       </main>
       <KeyDialog />
       <Confirm />

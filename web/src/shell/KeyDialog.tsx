@@ -1,37 +1,37 @@
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, keyWanted } from "../api/http";
+import { apiKey, isKeyRequired } from "../api/http";
 
-/** Asks for the key of --api-key, when a request was refused without it. */
+/** Asks for the API key after the server rejected a request without a valid one. */
 export function KeyDialog() {
   const dialog = useRef<HTMLDialogElement>(null);
   const field = useRef<HTMLInputElement>(null);
-  const wanted = keyWanted.value;
+  const isRequired = isKeyRequired.value;
 
   useEffect(() => {
-    if (wanted && !dialog.current?.open) {
+    if (isRequired && !dialog.current?.open) {
       dialog.current?.showModal();
       field.current?.focus();
     }
-  }, [wanted]);
+  }, [isRequired]);
 
   function submit(event: Event) {
     event.preventDefault();
-    keyWanted.value = false;
+    isKeyRequired.value = false;
     apiKey.value = field.current?.value.trim() ?? "";
     dialog.current?.close();
   }
 
   return (
-    <dialog ref={dialog} class="key-dialog" aria-labelledby="key-title" onClose={() => (keyWanted.value = false)}>
+    <dialog ref={dialog} class="key-dialog" aria-labelledby="key-title" onClose={() => (isKeyRequired.value = false)}>
       <form onSubmit={submit}>
-        <h2 id="key-title">This server asks for a key</h2>
-        <p>{apiKey.value ? "The key that was given is not one of the server's." : "It was started with --api-key."}</p>
+        <h2 id="key-title">API key required</h2>
+        <p>{apiKey.value ? "The server rejected this key." : "The server was started with --api-key."}</p>
         <label>
-          Key
+          API key
           <input ref={field} type="password" autocomplete="current-password" required />
         </label>
         <button class="primary" type="submit">
-          Go on
+          Continue
         </button>
       </form>
     </dialog>

@@ -1,4 +1,4 @@
-/** The page's sign, as in icon.svg. */
+/** The logo, as in icon.svg. */
 export function Logo() {
   return (
     <svg class="logo" viewBox="0 0 32 32" aria-hidden="true">

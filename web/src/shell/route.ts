@@ -1,34 +1,34 @@
-// Which view is shown: the part of the address behind "#", so that every view has an address of its own.
+// Routing: the URL fragment names the view, so that every view has its own address.
 import { signal } from "@preact/signals";
 
 function parse(): string[] {
   return location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
 }
 
-/** The address by its parts: the view's name, then what the view makes of the rest. */
+/** Parts of the fragment: the name of the view, then the view's own parts. */
 export const route = signal<string[]>(parse());
 
-/** Addresses that views were left at. */
-const left = new Map<string, string[]>();
+/** Last address of each view. */
+const lastAddresses = new Map<string, string[]>();
 
 function read(): void {
   const found = parse();
   const before = route.peek();
   if (found.join("/") === before.join("/")) return;
-  left.set(before[0] || "chat", before);
+  lastAddresses.set(before[0] || "chat", before);
   route.value = found;
 }
 
-/** The address that leads back to a view as it was left: the chat that was open. */
+/** Return the address of a view as the user left it, such as the chat that was open. */
 export function addressOf(view: string): string {
   const now = route.value;
-  const parts = (now[0] || "chat") === view ? now : (left.get(view) ?? []);
+  const parts = (now[0] || "chat") === view ? now : (lastAddresses.get(view) ?? []);
   return address(view, ...parts.slice(1));
 }
 
-addEventListener("hashchange", read); // typed, or one step back
+addEventListener("hashchange", read); // typed, or the back button
 
-// Links are followed at once: what is typed behind a click must find the view that was asked for.
+// Follow links at once: keys pressed after a click must reach the new view.
 addEventListener("click", (event) => {
   const { button, altKey, ctrlKey, metaKey, shiftKey, target } = event;
   const link = (target as Element).closest<HTMLAnchorElement>('a[href^="#/"]');
@@ -46,6 +46,6 @@ export function address(...parts: string[]): string {
   return `#/${parts.map(encodeURIComponent).join("/")}`;
 }
 
-export function go(...parts: string[]): void {
+export function navigate(...parts: string[]): void {
   follow(address(...parts));
 }

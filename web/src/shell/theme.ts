@@ -1,10 +1,10 @@
-// Dark or light: as the system has it, or as chosen here.
+// Color theme: dark or light, as the system or the user chose.
 import { effect, signal } from "@preact/signals";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 
 export type Theme = "system" | "light" | "dark";
 
-export const theme = remembered<Theme>("theme", "system");
+export const theme = persistentSignal<Theme>("theme", "system");
 
 effect(() => {
   document.documentElement.style.colorScheme = theme.value === "system" ? "light dark" : theme.value;
@@ -16,7 +16,7 @@ query.addEventListener("change", () => {
   systemIsDark.value = query.matches;
 });
 
-/** Whether dark colours are shown now; for what CSS cannot colour, such as a canvas. */
+/** Return true if dark colors are active, for elements that CSS cannot color, such as a canvas. */
 export function isDark(): boolean {
   return theme.value === "dark" || (theme.value === "system" && systemIsDark.value);
 }

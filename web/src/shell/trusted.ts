@@ -1,4 +1,4 @@
-// The one way from a text to the address of a script: the built files of this page (Trusted Types).
+// Trusted Types policy: only files of this page can become script URLs.
 
 interface Policy {
   createScriptURL(url: string): string;
@@ -7,13 +7,13 @@ interface Factory {
   createPolicy(name: string, rules: { createScriptURL: (url: string) => string }): Policy;
 }
 
-function own(url: string): string {
-  if (new URL(url, document.baseURI).origin !== location.origin) throw new TypeError("no script of this page");
+function sameOrigin(url: string): string {
+  if (new URL(url, document.baseURI).origin !== location.origin) throw new TypeError("not a script of this page");
   return url;
 }
 
 const factory = (globalThis as { trustedTypes?: Factory }).trustedTypes;
-const policy: Policy = factory ? factory.createPolicy("llamado", { createScriptURL: own }) : { createScriptURL: own };
+const policy: Policy = factory ? factory.createPolicy("llamado", { createScriptURL: sameOrigin }) : { createScriptURL: sameOrigin };
 
 export function scriptUrl(url: string): string {
   return policy.createScriptURL(url);

@@ -1,4 +1,4 @@
-// The views, in the order of the navigation. Each is loaded when it is first shown.
+// The views, in the order of the navigation. Each is loaded when it is first opened.
 import type { ComponentType } from "preact";
 
 export interface View {

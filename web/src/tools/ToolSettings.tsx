@@ -1,24 +1,24 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { props } from "../api/server";
 import type { Settings } from "../chat/settings";
-import { shown } from "../markdown/visible";
+import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
 import { add, addresses, connect, remove, states } from "./mcp";
 import type { RunnableTool } from "./mcp";
-import { serverTools } from "./offered";
+import { serverTools } from "./catalog";
 
-interface Given {
+interface Props {
   settings: Settings;
   onChange: (changes: Partial<Settings>) => void;
 }
 
-function withName(names: readonly string[], name: string, wanted: boolean): string[] {
+function withName(names: readonly string[], name: string, isIncluded: boolean): string[] {
   const others = names.filter((one) => one !== name);
-  return wanted ? [...others, name] : others;
+  return isIncluded ? [...others, name] : others;
 }
 
-/** Which tools the model is told of, and which of those run without being asked about. */
-export function ToolSettings({ settings, onChange }: Given) {
+/** Enables tools for the model, and automatic runs for each. */
+export function ToolSettings({ settings, onChange }: Props) {
   const proxied = props.value.cors_proxy_enabled === true;
   useEffect(() => {
     if (proxied) void connect();
@@ -35,7 +35,7 @@ export function ToolSettings({ settings, onChange }: Given) {
   );
 }
 
-function ToolRow({ tool, settings, onChange }: Given & { tool: RunnableTool }) {
+function ToolRow({ tool, settings, onChange }: Props & { tool: RunnableTool }) {
   const { name } = tool;
   const isOffered = settings.serverTools.includes(name);
   return (
@@ -45,24 +45,24 @@ function ToolRow({ tool, settings, onChange }: Given & { tool: RunnableTool }) {
           type="checkbox"
           checked={isOffered}
           onChange={(event) => {
-            const wanted = event.currentTarget.checked;
+            const isIncluded = event.currentTarget.checked;
             onChange({
-              serverTools: withName(settings.serverTools, name, wanted),
+              serverTools: withName(settings.serverTools, name, isIncluded),
               autoTools: withName(settings.autoTools, name, false),
             });
           }}
         />
-        {shown(name)}
+        {displayText(name)}
       </label>
       {isOffered && (
         <label class="check by-itself">
           <input
             type="checkbox"
             checked={settings.autoTools.includes(name)}
-            aria-label={`${name} runs by itself`}
+            aria-label={`Run ${name} automatically`}
             onChange={(event) => onChange({ autoTools: withName(settings.autoTools, name, event.currentTarget.checked) })}
           />
-          by itself{tool.writes ? " (may change things)" : ""}
+          automatic{tool.writes ? " (may change data)" : ""}
         </label>
       )}
     </div>
@@ -79,7 +79,7 @@ function Servers() {
       field.current!.value = "";
       setWrong("");
     } catch (error) {
-      setWrong(error instanceof TypeError ? "this is no address" : (error as Error).message);
+      setWrong(error instanceof TypeError ? "invalid URL" : (error as Error).message);
     }
   }
   return (
@@ -88,9 +88,9 @@ function Servers() {
         const now = states.value[address];
         return (
           <div key={address} class="mcp-row">
-            <span class="where">{shown(address)}</span>
+            <span class="where">{displayText(address)}</span>
             <small role="status">
-              {now?.state === "ready" ? `${now.tools.length} tool${now.tools.length === 1 ? "" : "s"}` : now?.state === "failed" ? shown(now.why) : "asked…"}
+              {now?.state === "ready" ? `${now.tools.length} tool${now.tools.length === 1 ? "" : "s"}` : now?.state === "failed" ? displayText(now.why) : "connecting…"}
             </small>
             {now?.state === "failed" && (
               <button class="quiet small" type="button" onClick={() => void connect(true)}>
@@ -104,7 +104,7 @@ function Servers() {
         );
       })}
       <form class="row" onSubmit={submit}>
-        <input ref={field} type="text" inputMode="url" aria-label="Address of an MCP server" placeholder="http://127.0.0.1:9000/mcp" />
+        <input ref={field} type="text" inputMode="url" aria-label="URL of an MCP server" placeholder="http://127.0.0.1:9000/mcp" />
         <button type="submit">Add</button>
       </form>
       {wrong && <small role="alert">{wrong}</small>}

@@ -1,35 +1,35 @@
-// MCP servers over streamable HTTP, at addresses the reader gave, reached through the server's proxy alone
+// Client of MCP servers over streamable HTTP, at URLs that the user added, through the server's proxy
 // (https://modelcontextprotocol.io/specification, "Streamable HTTP").
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, send } from "../api/http";
 import { events } from "../api/sse";
-import { remembered } from "../ui/remembered";
+import { persistentSignal } from "../ui/persistent";
 
 export interface RunnableTool {
   name: string;
   description: string;
-  /** Whether it changes something. */
+  /** True if the tool may change something. */
   writes: boolean;
-  /** Where it is run, for the reader. */
+  /** Place where the tool runs, for the user. */
   where: string;
-  /** As a chat request has it. */
+  /** Definition for a chat request. */
   schema: unknown;
-  /** What the model is told of a call. Throws ApiFailure where nothing can be said. */
-  run: (given: Record<string, unknown>, signal: AbortSignal) => Promise<string>;
+  /** Run the tool and return its result as text for the model. Throws ApiFailure if there is none. */
+  run: (args: Record<string, unknown>, signal: AbortSignal) => Promise<string>;
 }
 
 const REVISION = "2025-06-18";
-const HEADER = "x-llama-server-proxy-header-"; // the proxy passes on what begins so, and nothing else
-const MOST_PAGES = 50;
+const HEADER = "x-llama-server-proxy-header-"; // the proxy forwards headers with this prefix only
+const MAX_PAGES = 50;
 
 export interface McpState {
-  state: "asked" | "ready" | "failed";
+  state: "connecting" | "ready" | "failed";
   why: string;
   tools: RunnableTool[];
 }
 
-/** Addresses of MCP servers. */
-export const addresses = remembered<string[]>("mcp", []);
+/** URLs of MCP servers. */
+export const addresses = persistentSignal<string[]>("mcp", []);
 export const states = signal<Record<string, McpState>>({});
 export const remoteTools = computed(() => addresses.value.flatMap((one) => states.value[one]?.tools ?? []));
 
@@ -56,16 +56,16 @@ export class McpServer {
     await this.post({ jsonrpc: "2.0", method: "notifications/initialized" });
   }
 
-  /** The result of a request. Throws ApiFailure, and Error with the server's words. */
+  /** Return the result of a request. Throws ApiFailure, or Error with the MCP server's message. */
   async ask(method: string, params: unknown, signal?: AbortSignal): Promise<unknown> {
     const id = this.next++;
     const response = await this.post({ jsonrpc: "2.0", id, method, params }, signal);
     for await (const reply of replies(response)) {
       if (reply.id !== id) continue;
-      if (reply.error) throw new Error(reply.error.message ?? "the MCP server refused");
+      if (reply.error) throw new Error(reply.error.message ?? "the MCP server rejected the request");
       return reply.result;
     }
-    throw new Error("the MCP server ended without an answer");
+    throw new Error("the MCP server closed the stream without a response");
   }
 
   private async post(body: unknown, signal?: AbortSignal): Promise<Response> {
@@ -103,7 +103,7 @@ async function toolsOf(address: string): Promise<RunnableTool[]> {
   await server.open();
   const found: Described[] = [];
   let cursor: string | undefined;
-  for (let page = 0; page < MOST_PAGES; page++) {
+  for (let page = 0; page < MAX_PAGES; page++) {
     const listed = (await server.ask("tools/list", cursor ? { cursor } : {})) as { tools: Described[]; nextCursor?: string };
     found.push(...listed.tools);
     cursor = listed.nextCursor;
@@ -115,33 +115,33 @@ async function toolsOf(address: string): Promise<RunnableTool[]> {
     writes: annotations?.readOnlyHint !== true,
     where: `at ${address}`,
     schema: { type: "function", function: { name, description, parameters: inputSchema ?? { type: "object" } } },
-    run: async (given, signal) => {
-      const call = () => server.ask("tools/call", { name, arguments: given }, signal);
+    run: async (args, signal) => {
+      const call = () => server.ask("tools/call", { name, arguments: args }, signal);
       try {
-        return told(await call());
+        return resultText(await call());
       } catch (error) {
         if (!(error instanceof ApiFailure) || error.status !== 404) throw error;
-        await server.open(); // it has forgotten the session
-        return told(await call());
+        await server.open(); // the session has expired
+        return resultText(await call());
       }
     },
   }));
 }
 
-function told(result: unknown): string {
+function resultText(result: unknown): string {
   const { content, isError } = result as { content?: { type: string; text?: string }[]; isError?: boolean };
   const text = (content ?? []).map((part) => (part.type === "text" ? part.text : JSON.stringify(part))).join("\n");
   return isError ? `Error: ${text}` : text;
 }
 
-/** Asks the servers that have not been asked, or those that failed anew. */
+/** Connect to new servers; `again`: also to those that failed. */
 export async function connect(again = false): Promise<void> {
   await Promise.all(
     addresses.value.map(async (address) => {
-      const known = states.peek()[address];
-      if (known && !(again && known.state === "failed")) return;
+      const before = states.peek()[address];
+      if (before && !(again && before.state === "failed")) return;
       const put = (state: McpState) => (states.value = { ...states.value, [address]: state });
-      put({ state: "asked", why: "", tools: [] });
+      put({ state: "connecting", why: "", tools: [] });
       try {
         put({ state: "ready", why: "", tools: await toolsOf(address) });
       } catch (error) {
@@ -151,10 +151,10 @@ export async function connect(again = false): Promise<void> {
   );
 }
 
-/** Puts a server's address to the others. Throws an Error where it is none. */
+/** Add a server's URL. Throws an Error if it is invalid. */
 export function add(text: string): void {
   const { href, protocol } = new URL(text.trim());
-  if (protocol !== "http:" && protocol !== "https:") throw new Error("an address begins with http:// or https://");
+  if (protocol !== "http:" && protocol !== "https:") throw new Error("the URL must start with http:// or https://");
   if (!addresses.value.includes(href)) addresses.value = [...addresses.value, href];
   void connect(true);
 }

@@ -1,45 +1,45 @@
-// A question before something is lost for good.
+// Confirmation before data is deleted.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
 interface Question {
   title: string;
-  words: string;
-  /** What the button that does it says. */
-  act: string;
+  text: string;
+  /** Label of the button that confirms. */
+  action: string;
   done: (yes: boolean) => void;
 }
 
-const asked = signal<Question | null>(null);
+const pending = signal<Question | null>(null);
 
-/** Asks, and gives whether it shall be. */
-export function confirmed(title: string, words: string, act: string): Promise<boolean> {
-  asked.value?.done(false);
-  return new Promise((done) => (asked.value = { title, words, act, done }));
+/** Ask the user, and resolve to true if they confirm. */
+export function askConfirmation(title: string, text: string, action: string): Promise<boolean> {
+  pending.value?.done(false);
+  return new Promise((done) => (pending.value = { title, text, action, done }));
 }
 
-/** Where questions are shown; once in the page. */
+/** The dialog that shows questions; once per page. */
 export function Confirm() {
   const dialog = useRef<HTMLDialogElement>(null);
-  const question = asked.value;
+  const question = pending.value;
   useEffect(() => {
     if (question) dialog.current?.showModal();
   }, [question]);
   if (!question) return null;
   const end = (yes: boolean) => {
-    asked.value = null;
+    pending.value = null;
     question.done(yes);
   };
   return (
-    <dialog ref={dialog} class="asks" aria-labelledby="asked-title" onClose={() => end(false)}>
-      <h2 id="asked-title">{question.title}</h2>
-      <p>{question.words}</p>
+    <dialog ref={dialog} class="confirm" aria-labelledby="confirm-title" onClose={() => end(false)}>
+      <h2 id="confirm-title">{question.title}</h2>
+      <p>{question.text}</p>
       <div class="row ends">
         <button type="button" onClick={() => end(false)}>
           Cancel
         </button>
         <button class="danger" type="button" onClick={() => end(true)}>
-          {question.act}
+          {question.action}
         </button>
       </div>
     </dialog>

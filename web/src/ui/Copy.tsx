@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { Icon } from "./Icon";
 
-/** Puts a text into the clipboard; where the browser allows that only to pages of HTTPS, by way of a selection. */
+/** Copy a text to the clipboard. Without HTTPS browsers forbid the clipboard API, so a selection is copied instead. */
 export async function copy(text: string): Promise<boolean> {
   if (navigator.clipboard) {
     try {
@@ -22,17 +22,17 @@ export async function copy(text: string): Promise<boolean> {
   return done;
 }
 
-/** Copies a text; `bare`: without a word beside the picture. */
+/** A button that copies a text; `bare`: icon only. */
 export function Copy({ text, bare = false }: { text: string; bare?: boolean }) {
-  const [said, setSaid] = useState("");
+  const [status, setStatus] = useState("");
   async function run() {
-    setSaid((await copy(text)) ? "Copied" : "Not copied");
-    setTimeout(() => setSaid(""), 1500);
+    setStatus((await copy(text)) ? "Copied" : "Not copied");
+    setTimeout(() => setStatus(""), 1500);
   }
   return (
     <button class={`quiet ${bare ? "pictured" : "small"}`} type="button" title="Copy" onClick={() => void run()}>
-      <Icon name={said === "Copied" ? "check" : said ? "close" : "copy"} />
-      <span class={bare ? "hidden" : ""}> {said || "Copy"}</span>
+      <Icon name={status === "Copied" ? "check" : status ? "close" : "copy"} />
+      <span class={bare ? "hidden" : ""}> {status || "Copy"}</span>
     </button>
   );
 }

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 
-/** Numbers that people look for first, side by side. */
+/** Key figures, side by side. */
 export function Figures({ label, children }: { label: string; children: ComponentChildren }) {
   return (
     <dl class="figures" aria-label={label}>
@@ -9,14 +9,14 @@ export function Figures({ label, children }: { label: string; children: Componen
   );
 }
 
-interface Given {
+interface Props {
   title: string;
   value: string;
   more?: ComponentChildren;
   kind?: string;
 }
 
-export function Figure({ title, value, more, kind = "" }: Given) {
+export function Figure({ title, value, more, kind = "" }: Props) {
   return (
     <div class={`figure ${kind}`}>
       <dt>{title}</dt>

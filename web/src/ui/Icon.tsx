@@ -1,4 +1,4 @@
-// Pictures of buttons, drawn: a sign of a font is an empty box where the font lacks it.
+// Icons as paths: characters would be empty boxes in fonts that lack them.
 const PATHS = {
   plus: "M12 5v14M5 12h14",
   close: "M6 6l12 12M18 6L6 18",
@@ -27,7 +27,7 @@ const PATHS = {
 
 export type IconName = keyof typeof PATHS;
 
-/** A picture beside or in place of words; what it means is said by the button's label. */
+/** An icon; the label of its button gives the meaning. */
 export function Icon({ name }: { name: IconName }) {
   return (
     <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">

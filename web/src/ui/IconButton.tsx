@@ -1,8 +1,8 @@
 import { Icon, type IconName } from "./Icon";
 
-interface Given {
+interface Props {
   icon: IconName;
-  /** What it does, for readers of screens and as a hint. */
+  /** Action, for screen readers and as a tooltip. */
   label: string;
   onClick: () => void;
   disabled?: boolean;
@@ -11,8 +11,8 @@ interface Given {
   kind?: string;
 }
 
-/** A button that is a picture. */
-export function IconButton({ icon, label, onClick, disabled = false, pressed, expanded, kind = "" }: Given) {
+/** A button with an icon and no text. */
+export function IconButton({ icon, label, onClick, disabled = false, pressed, expanded, kind = "" }: Props) {
   return (
     <button
       class={`quiet pictured ${kind}`}

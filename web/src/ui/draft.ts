@@ -1,9 +1,9 @@
-// What is being typed into a field.
+// Text while the user edits a field.
 import { useState } from "preact/hooks";
 
 /**
- * Properties of a field whose text stays as it is typed until the field is left, whatever is drawn meanwhile. `take` gets it
- * with each key; where that returns false, the text stays beyond that.
+ * Return properties of a field that keeps the typed text until the user leaves it, whatever is rendered meanwhile. `take`
+ * gets the text after each key; if it returns false, the text stays in the field afterwards too.
  */
 export function useDraft(value: string | number, take: (text: string) => boolean | void) {
   const [typed, setTyped] = useState<{ text: string; taken: boolean } | null>(null);

@@ -1,1 +1,1 @@
-"""Files with which other programs run servers and workers: containers, units, proxies, dashboards."""
+"""Deployment files for other programs: containers, systemd units, Kubernetes manifests, proxies, dashboards."""

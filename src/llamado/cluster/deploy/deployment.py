@@ -1,4 +1,4 @@
-"""Deployments: numbers of servers and workers, their commands in the spelling of the flags, and their secrets."""
+"""Deployment: numbers of servers, workers and gateways, their command lines and their secrets."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _FILES = (
     "rpc_cert",
     "rpc_key",
 )
-"""Keys of the flags that name files of keys, tokens and certificates."""
+"""Flags (by their keys) with files of keys, tokens and certificates."""
 _CLIENT_KEYS = frozenset({"api_key", "api_key_file", "key_file", "gateway_config"})
-"""Keys of the flags without which clients need no key."""
+"""Flags (by their keys) that make clients need an API key."""
 
 
 class DeploymentError(LlamadoError):
@@ -54,7 +54,7 @@ class SecretText(str):
 
 
 class _Flags(NamedTuple):
-    """Flags of a server or gateway: words that may be shown, secrets by their variables, and files by their keys."""
+    """Flags of a server or gateway: public arguments, secrets by their variables, secret files by the flags' keys."""
 
     words: tuple[str, ...]
     secrets: Mapping[str, str]
@@ -62,7 +62,7 @@ class _Flags(NamedTuple):
 
     @classmethod
     def of(cls, arguments: tuple[str, ...], command: str) -> _Flags:
-        """Divide arguments. Raises FlagError for those that the command does not take."""
+        """Split arguments. Raises FlagError for invalid ones."""
         _parsed(arguments, command)
         words, secrets = split_secrets(arguments, command)
         words, files = split_flags(words, command, _FILES)
@@ -71,7 +71,7 @@ class _Flags(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """Servers, workers and a gateway before them. `serve`: flags of `llamado serve`, as given."""
+    """Servers, their workers and an optional gateway. `serve`: flags of `llamado serve`, as given."""
 
     serve: tuple[str, ...] = ()
     name: str = "llamado"
@@ -84,25 +84,25 @@ class Deployment:
     models: str = "/srv/models"
     """Folder of models on the machine; /models in containers."""
     memory: str | None = None
-    """Most memory of a server: 16G."""
+    """Memory limit of a server: 16G."""
     worker_memory: str | None = None
-    """Most memory of a worker; None: as much as a server."""
+    """Memory limit of a worker; None: the same as a server's."""
     cpus: float | None = None
     tls: bool = False
-    """Servers and workers are reached by TLS, with certificates that the target keeps."""
+    """Servers and workers use TLS, with certificates stored by the target."""
     key: bool = False
-    """Clients need a key, which the target keeps."""
+    """Clients need an API key, stored by the target."""
     domain: str = "_"
-    """Name by which clients come (nginx)."""
+    """Host name for clients (nginx)."""
     worker: tuple[str, ...] = ()
-    """Flags of `llamado worker` that all workers get."""
+    """Flags of `llamado worker` for all workers."""
     gateway: tuple[str, ...] | None = None
-    """Flags of the gateway before the servers; None: there is none."""
+    """Flags of the gateway; None: no gateway."""
     leader_worker_set: bool = False
-    """Kubernetes' LeaderWorkerSet groups each server with its workers, instead of a StatefulSet of workers for all."""
+    """Group each server with its own workers by a Kubernetes LeaderWorkerSet, instead of one StatefulSet of workers."""
 
     def __post_init__(self) -> None:
-        """Raises DeploymentError."""
+        """Raise DeploymentError for invalid values."""
         for name, value, least in (("--replicas", self.replicas, 1), ("--workers", self.workers, 0)):
             if not least <= value <= 1000:
                 raise DeploymentError(f"{name}: expected {least} to 1000, got {value}")
@@ -111,23 +111,23 @@ class Deployment:
                 raise DeploymentError(f"{name}: expected 1 to 65535, got {port}")
         for memory in (self.memory, self.worker_memory):
             if memory is not None and not _SIZE.fullmatch(memory):
-                raise DeploymentError(f"--memory: expected a size as 16G or 800M, got {memory!r}")
+                raise DeploymentError(f"--memory: expected a size such as 16G or 800M, got {memory!r}")
         if self.cpus is not None and not 0 < self.cpus < 10_000:
             raise DeploymentError(f"--cpus: expected a number above 0, got {self.cpus}")
         if not _NAME.fullmatch(self.name):
             raise DeploymentError(f"--name: expected lower-case letters, digits and dashes, got {self.name!r}")
         for text in (self.image, self.program, self.models, self.domain):
             if not text or any(c.isspace() or c in "\"'`$;{}\\" or ord(c) < 32 for c in text):
-                raise DeploymentError(f"{text!r} holds characters that these files cannot")
+                raise DeploymentError(f"{text!r} has characters that are not allowed in these files")
 
     @property
     def parsed(self) -> Parsed:
-        """The given flags of `llamado serve`. Raises FlagError."""
+        """The parsed flags of `llamado serve`. Raises FlagError."""
         return _parsed(self.serve, "serve")
 
     @cached_property
     def _given(self) -> Mapping[str, _Flags]:
-        """Flags of servers and gateway, by part. Raises FlagError."""
+        """Flags by part: "server" and "gateway". Raises FlagError."""
         given = {"server": _Flags.of(self.serve, "serve")}
         if self.gateway is not None:
             given["gateway"] = _Flags.of(self.gateway, "gateway")
@@ -137,17 +137,17 @@ class Deployment:
 
     @property
     def front(self) -> str:
-        """The part that clients reach: server or gateway."""
+        """The part that clients connect to: "server" or "gateway"."""
         return "server" if self.gateway is None else "gateway"
 
     @property
     def prefix(self) -> str:
-        """Path before all paths of servers. Raises FlagError."""
+        """Prefix of all paths of the servers. Raises FlagError."""
         return api_prefix(self.parsed.api_prefix)
 
     @property
     def https(self) -> bool:
-        """Clients come by TLS. Raises DeploymentError."""
+        """True if clients use TLS. Raises DeploymentError."""
         named = {key for given in self._given.values() for key in _CERTIFICATE if key in given.files}
         if len(named) == 1:
             raise DeploymentError("--ssl-key-file and --ssl-cert-file: give both or none")
@@ -155,27 +155,27 @@ class Deployment:
 
     @property
     def server_https(self) -> bool:
-        """Servers are reached by TLS; behind a gateway only the gateway is."""
+        """True if servers use TLS for HTTP. Behind a gateway only the gateway does."""
         return self.https and self.front == "server"
 
     @property
     def has_key(self) -> bool:
-        """Clients need a key."""
+        """True if clients need a key."""
         return self.server_has_key or self._gateway_has_keys
 
     @property
     def server_has_key(self) -> bool:
-        """Servers ask for a key."""
+        """True if servers require a key."""
         return self.key or bool(self.parsed.given & _CLIENT_KEYS)
 
     @cached_property
     def _gateway_has_keys(self) -> bool:
-        """The gateway has keys that are not those of the servers."""
+        """True if the gateway has its own keys, different from those of the servers."""
         return self.gateway is not None and bool(_parsed(self.gateway, "gateway").given & _CLIENT_KEYS)
 
     @cached_property
     def first_key(self) -> str:
-        """A key that servers accept; "" if none is known here."""
+        """A key that servers accept; "" if this machine has none."""
         given = self._given["server"]
         keys = given.secrets.get("LLAMA_API_KEY", "").split(",")
         lines = (read_secret(given.files.get("api_key_file", "")) or "").splitlines()
@@ -183,7 +183,7 @@ class Deployment:
         return next((key.strip() for key in keys if key.strip()), "")
 
     def secrets(self, part: str) -> dict[str, str]:
-        """Environment with the secrets of a part, without values that only the operator has ("")."""
+        """Return the environment variables with the secrets of a part. Values that the operator must fill in are ""."""
         if part not in self._given:
             return {}
         found = dict(self._given[part].secrets)
@@ -199,9 +199,9 @@ class Deployment:
         return found
 
     def files(self, part: str, *, certificate: bool) -> dict[str, str]:
-        """Names of the files with secrets that a part reads, by the keys of its flags.
+        """Return the names of the secret files of a part, by the keys of its flags.
 
-        `certificate`: with those of TLS, which the part that clients reach has. Raises DeploymentError.
+        `certificate`: include the TLS certificate for clients and its key. Raises DeploymentError.
         """
         if part not in self._given:
             return {}
@@ -218,7 +218,7 @@ class Deployment:
         return f"gateway_{key}" if taken else key
 
     def source(self, name: str) -> str:
-        """Path of a file with secrets on the machine of the operator; "" where the target has a place for it."""
+        """Return the path of a secret file on this machine; "" if the target provides the file."""
         for part, given in self._given.items():
             for key, path in given.files.items():
                 if name == (key if key in _CERTIFICATE else self._file_name(part, key)):
@@ -228,48 +228,50 @@ class Deployment:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def serve_command(self, *more: str, rpc: Sequence[str] = (), host: str | None = None) -> list[str]:
-        """Arguments of `llamado` for a server: what was given but for secrets, and address, workers and metrics.
+        """Return the arguments of `llamado` for a server: the given flags without secrets, address, workers, metrics.
 
-        Raises FlagError for flags that `llamado serve` does not have, and DeploymentError.
+        Raises FlagError for unknown flags, and DeploymentError.
         """
         given = self.parsed.given
         api_prefix(self.parsed.api_prefix)
         ours = [key for key in ("host", "port") if key in given]
         if ours:
-            raise DeploymentError(f"{spelled('serve', ours[0])} is set here: give {spelled('serve', 'port')} before --")
+            name, port = flag_name("serve", ours[0]), flag_name("serve", "port")
+            raise DeploymentError(f"{name}: the deployment sets the address; give {port} before --")
         if not given & _MODELS:
-            raise DeploymentError("which model? llamado deploy TARGET -- -m MODEL")
+            raise DeploymentError("no model given: llamado deploy TARGET -- -m MODEL")
         if rpc and "rpc" in given:
-            raise DeploymentError(f"{spelled('serve', 'rpc')} and --workers: workers that are there, or new ones?")
+            name = flag_name("serve", "rpc")
+            raise DeploymentError(f"{name} and --workers: use existing workers or deploy new ones, not both")
         words = ["serve", *self._given["server"].words]
         if "metrics" not in given:
-            words.append(spelled("serve", "metrics"))
+            words.append(flag_name("serve", "metrics"))
         for key, value in (("host", host), ("port", str(self.port))):
             if value is not None:
-                words += [spelled("serve", key), value]
+                words += [flag_name("serve", key), value]
         if rpc:
-            words += [spelled("serve", "rpc"), ",".join(rpc)]
+            words += [flag_name("serve", "rpc"), ",".join(rpc)]
         return [*words, *more]
 
     def worker_command(self, *more: str, host: str) -> list[str]:
-        """Arguments of `llamado` for a worker that keeps what it was sent on disk."""
-        address = [spelled("worker", "host"), host, spelled("worker", "port"), str(self.worker_port)]
-        return ["worker", *address, spelled("worker", "cache"), *self.worker, *more]
+        """Return the arguments of `llamado` for a worker that caches received weights on disk."""
+        address = [flag_name("worker", "host"), host, flag_name("worker", "port"), str(self.worker_port)]
+        return ["worker", *address, flag_name("worker", "cache"), *self.worker, *more]
 
     def gateway_command(self, *more: str, servers: Sequence[str], host: str) -> list[str]:
-        """Arguments of `llamado` for a gateway before servers at these addresses (`host:port`)."""
+        """Return the arguments of `llamado` for a gateway with servers at these addresses (`host:port`)."""
         words = ["gateway", *self._given["gateway"].words]
-        words += [spelled("gateway", "host"), host, spelled("gateway", "port"), str(self.port)]
+        words += [flag_name("gateway", "host"), host, flag_name("gateway", "port"), str(self.port)]
         urls = ",".join(f"http://{server}{self.prefix}" for server in servers)
-        return [*words, spelled("gateway", "replica"), urls, *more]
+        return [*words, flag_name("gateway", "replica"), urls, *more]
 
     def allowed_hosts(self, *names: str) -> dict[str, str]:
-        """Environment with the names under which servers and gateways without keys are reached: these and `domain`."""
+        """Return the environment with the allowed host names of servers and gateways: these and `domain`."""
         found = [*names, *([self.domain] if self.domain != "_" else [])]
         return {variable("serve", "allowed_hosts"): ",".join(found)} if found else {}
 
     def written_folders(self, part: str) -> list[str]:
-        """Return the folders that a part writes to, from its flags."""
+        """Return the folders that a part writes to, according to its flags."""
         if part == "worker" or (part == "gateway" and self.gateway is None):
             return []
         flags = self.parsed if part == "server" else _parsed(self.gateway or (), "gateway")
@@ -282,12 +284,12 @@ class Deployment:
 
     @property
     def server_port(self) -> int:
-        """Of the (first) server where all share an address: behind the gateway's, which clients know."""
+        """Port of the first server if all share one address. A gateway has `port`, and servers the ports after it."""
         return self.port + (self.gateway is not None)
 
     @property
     def mlock(self) -> bool:
-        """Weights are to be locked in RAM."""
+        """True if weights are locked in RAM."""
         parsed = self.parsed
         return bool(parsed.mlock) or "mlock" in str(parsed.load_mode)
 
@@ -300,7 +302,7 @@ def _parsed(arguments: tuple[str, ...], command: str) -> Parsed:
 
 
 def read_secret(path: str) -> str | None:
-    """Content of a file with a secret, if this machine has it."""
+    """Return the content of a secret file, None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8") if path else None
     except (OSError, UnicodeDecodeError):
@@ -308,9 +310,9 @@ def read_secret(path: str) -> str | None:
 
 
 def environment_file(name: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """A file of variables that hold secrets, as systemd and compose read it; {} for none.
+    """Return a file of environment variables for systemd and compose, by its name; {} without variables.
 
-    `.example` is added to its name if the operator has to fill in values: an empty key starts no server.
+    If the operator has to fill in values, its name ends with `.example`: a server does not start with an empty key.
     """
     if not variables:
         return {}
@@ -326,13 +328,13 @@ def _quoted(value: str) -> str:
     return '"' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'
 
 
-def spelled(command: str, key: str) -> str:
-    """The longest spelling of a flag of a command. Raises KeyError where it has none of that key."""
+def flag_name(command: str, key: str) -> str:
+    """Return the longest spelling of a command's flag. Raises KeyError for an unknown key."""
     return max(_flag(command, key).names, key=len)
 
 
 def variable(command: str, key: str) -> str:
-    """The environment variable of a flag."""
+    """Return the environment variable of a flag."""
     return _flag(command, key).env[0]
 
 
@@ -343,13 +345,13 @@ def _flag(command: str, key: str) -> Flag:
     raise KeyError(f"llamado {command} has no flag {key}")
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes everything where it belongs, however often it is the same."""
+class _PlainDumper(yaml.SafeDumper):
+    """Dumper without aliases: repeated values are written out."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def yaml_text(*documents: Any) -> str:
-    """Documents as YAML, in their order."""
-    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+    """Return documents as YAML, with keys in their given order."""
+    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)

@@ -7,36 +7,36 @@ from pathlib import Path
 from typing import Any
 
 from llamado.cluster.deploy.containers import MODELS
-from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled
+from llamado.cluster.deploy.deployment import Deployment, DeploymentError, flag_name
 from llamado.cluster.file import ClusterConfig, WorkerConfig
-from llamado.cluster.services import alias_of, flag_arguments, server_arguments
+from llamado.cluster.services import flag_arguments, model_alias, server_arguments
 
 IN_CONTAINERS = frozenset({"compose", "docker", "helm", "kubernetes"})
-"""Targets whose models are in a folder of the container."""
+"""Targets that have models in a folder of the container."""
 
 
-def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
-    """The fields of a Deployment that the file decides. `source` begins messages.
+def deployment_fields(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
+    """Return the fields of a Deployment that the file sets. Error messages begin with `source`.
 
-    Raises DeploymentError for what the targets do not have, and FlagError.
+    Raises FlagError, and DeploymentError for settings that targets do not support.
     """
     if config.engine != "llamado":
         raise DeploymentError(f"{source}: engine: only llamado's own programs are deployed; leave it out")
-    local = [worker for worker in config.worker_list if worker.here]
-    remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.here]
+    local = [worker for worker in config.worker_list if worker.is_local]
+    remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.is_local]
     if local and remote:
-        raise DeploymentError(f"{source}: workers: either new ones are deployed, or those that are there are used")
-    serve = [spelled("serve", "model"), _model(config.model, target)]
+        raise DeploymentError(f"{source}: workers: use existing workers or deploy new ones, not both")
+    serve = [flag_name("serve", "model"), _model(config.model, target)]
     if "alias" not in config.server:
-        serve += [spelled("serve", "alias"), alias_of(config.model)]
-    serve += server_arguments(config.server, ours=True)
+        serve += [flag_name("serve", "alias"), model_alias(config.model)]
+    serve += server_arguments(config.server, is_llamado=True)
     if remote:
-        serve += [spelled("serve", "rpc"), ",".join(remote)]
+        serve += [flag_name("serve", "rpc"), ",".join(remote)]
     fields: dict[str, Any] = {
         "serve": tuple(serve),
         "replicas": config.replicas,
         "workers": len(local),
-        "worker": _alike(local, source, target),
+        "worker": _common_flags(local, source, target),
     }
     if config.name != "default":
         fields["name"] = config.name
@@ -51,35 +51,34 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
 
 
 def _model(spec: str, target: str) -> str:
-    """A file is in the containers' folder of models, or where it is; a name stays one."""
+    """Return the model of the deployment: a name, or a file's path in the container or on the machine."""
     path = Path(spec)
     if path.suffix != ".gguf" or "://" in spec or spec.startswith("hf:"):
         return spec
     return f"{MODELS}/{path.name}" if target in IN_CONTAINERS else str(path.resolve())
 
 
-def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[str, ...]:
-    """Flags that all workers have. Raises DeploymentError."""
+def _common_flags(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[str, ...]:
+    """Return the flags of the workers. Raises DeploymentError if workers differ."""
     found: set[tuple[str, ...]] = set()
     for number, worker in enumerate(workers, 1):
         if worker.link is not None:
-            raise DeploymentError(f"{source}: workers[{number}].link: slow links are for trying out; leave it out")
+            raise DeploymentError(f"{source}: workers[{number}].link: slow links are for experiments; leave it out")
         flags: list[str] = []
         folders = MODELS if worker.models_dir and target in IN_CONTAINERS else worker.models_dir
         for key, value in (
             ("threads", worker.threads), ("device", worker.device), ("mem", worker.mem), ("models_dir", folders)
         ):  # fmt: skip
             if value is not None:
-                flags += [spelled("worker", key), str(value)]
+                flags += [flag_name("worker", key), str(value)]
         found.add(tuple(flags))
     if len(found) > 1:
         raise DeploymentError(
-            f"{source}: workers: those that are deployed are alike: give all the same threads, mem, device and "
-            "models_dir"
+            f"{source}: workers: deployed workers must be equal: give all the same threads, mem, device and models_dir"
         )
     return found.pop() if found else ()
 
 
 def deployment_of(config: ClusterConfig, source: str, target: str, **given: Any) -> Deployment:
-    """Return the deployment of a file, `given` fields in place of its own. Raises DeploymentError and FlagError."""
-    return Deployment(**{**deployed(config, source, target), **given})
+    """Return the deployment of a file. Fields in `given` replace its own. Raises DeploymentError and FlagError."""
+    return Deployment(**{**deployment_fields(config, source, target), **given})

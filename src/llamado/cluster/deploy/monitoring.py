@@ -1,4 +1,4 @@
-"""Prometheus: what to scrape and when to call; Grafana: a dashboard of the same numbers."""
+"""Monitoring: scrape configuration and alerts for Prometheus, and a dashboard for Grafana."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from llamado.cluster.deploy.deployment import Deployment, SecretText, yaml_text
 from llamado.cluster.deploy.kubernetes import WAITING
 
 _KEY = "prometheus.key"
-"""File of the key with which Prometheus asks servers."""
+"""File with the API key for Prometheus's requests to servers."""
 
 
 class Alert(NamedTuple):
-    """When `expression` has been true for so long, `says` is told."""
+    """An alert: fires after `expression` has been true for `duration`, with the text `summary`."""
 
     name: str
     expression: str
-    lasts: str
+    duration: str
     severity: str
-    says: str
+    summary: str
 
 
 ALERTS = (
     Alert("LlamadoDown", "up{{job='{job}'}} == 0", "2m", "critical",
           "{{{{ $labels.instance }}}} does not answer /metrics: llamado doctor {url}"),
     Alert("LlamadoQueueGrows", "min_over_time(llamacpp:requests_deferred{{job='{job}'}}[5m]) > 0", "5m", "warning",
-          "{{{{ $labels.instance }}}}: requests have been waiting for a slot for five minutes: more -np, or more "
+          "{{{{ $labels.instance }}}}: requests have been waiting for a slot for five minutes: increase -np or add "
           "replicas"),
     Alert("LlamadoSlowFirstToken",
           "histogram_quantile(0.95, sum by (le, instance) "
           "(rate(llamacpp:time_to_first_token_seconds_bucket{{job='{job}'}}[5m]))) > 10", "10m", "warning",
-          "{{{{ $labels.instance }}}}: one of twenty requests waits for more than 10 s for its first token"),
+          "{{{{ $labels.instance }}}}: 5% of requests wait more than 10 s for their first token"),
     Alert("LlamadoErrors",
           "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}',status=~'5..'}}[5m])) / "
           "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}'}}[5m])) > 0.05 "
-          # Clients of a server that loads its model get 503; the rate holds these for another five minutes.
+          # A server returns 503 while it loads its model; the rate includes these for another five minutes.
           "unless on (instance) max_over_time(llamado_is_loading{{job='{job}'}}[5m]) == 1", "5m", "critical",
-          "{{{{ $labels.instance }}}}: one of twenty answers is an error: llamado doctor LOGFILE"),
+          "{{{{ $labels.instance }}}}: more than 5% of responses are errors: llamado doctor LOGFILE"),
     Alert("LlamadoRestarts", "changes(process_start_time_seconds{{job='{job}'}}[30m]) > 2", "0m", "critical",
-          "{{{{ $labels.instance }}}} ended and was started three times within half an hour: llamado doctor LOGFILE"),
+          "{{{{ $labels.instance }}}} was restarted three times within 30 minutes: llamado doctor LOGFILE"),
     Alert("LlamadoCacheFull", "llamacpp:kv_cache_usage_ratio{{job='{job}'}} > 0.95", "10m", "warning",
-          "{{{{ $labels.instance }}}}: the K/V cache is full: more -c, or -ctk q8_0 -ctv q8_0"),
+          "{{{{ $labels.instance }}}}: the KV cache is full: increase -c, or use -ctk q8_0 -ctv q8_0"),
     Alert("LlamadoStalled",
           "llamacpp:requests_processing{{job='{job}'}} > 0 and "
           "rate(llamacpp:n_decode_total{{job='{job}'}}[5m]) == 0", "5m", "critical",
-          "{{{{ $labels.instance }}}}: requests are at work and nothing is computed: a worker is away or frozen"),
+          "{{{{ $labels.instance }}}}: requests are running but nothing is computed: a worker is lost or frozen"),
 )  # fmt: skip
 
 
 class Panel(NamedTuple):
-    """A drawing: lines, each an expression and its name."""
+    """A dashboard panel: its lines, each an expression and a legend."""
 
     title: str
     unit: str
@@ -83,55 +83,57 @@ PANELS = (
         (_rate("llamacpp:prompt_tokens_total"), "{{instance}} computed"),
         (_rate("llamacpp:prompt_tokens_cached_total"), "{{instance}} from the cache"),
     )),
-    Panel("Requests at work and waiting", "short", (
-        (_now("llamacpp:requests_processing"), "{{instance}} at work"),
+    Panel("Requests running and waiting", "short", (
+        (_now("llamacpp:requests_processing"), "{{instance}} running"),
         (_now("llamacpp:requests_deferred"), "{{instance}} waiting"),
     )),
-    Panel("K/V cache in use", "percentunit", ((_now("llamacpp:kv_cache_usage_ratio"), "{{instance}}"),)),
+    Panel("KV cache in use", "percentunit", ((_now("llamacpp:kv_cache_usage_ratio"), "{{instance}}"),)),
     Panel("Time to the first token", "s", _of_time("llamacpp:time_to_first_token_seconds")),
-    Panel("Time from token to token", "s", _of_time("llamacpp:inter_token_latency_seconds")),
+    Panel("Time between tokens", "s", _of_time("llamacpp:inter_token_latency_seconds")),
     Panel("Time in the queue", "s", _of_time("llamacpp:request_queue_time_seconds")),
-    Panel("Busy slots a forward pass", "short", ((_now("llamacpp:n_busy_slots_per_decode"), "{{instance}}"),)),
-    Panel("Answers by status", "reqps", ((
+    Panel("Busy slots per forward pass", "short", ((_now("llamacpp:n_busy_slots_per_decode"), "{{instance}}"),)),
+    Panel("Responses by status", "reqps", ((
         f"sum by (status) ({_rate('llamacpp:http_requests_total')})", "{{status}}"),)),
     Panel("Memory of the process", "bytes", ((_now("process_resident_memory_bytes"), "{{instance}}"),)),
 )  # fmt: skip
 
 
-def prometheus(what: Deployment) -> dict[str, str]:
-    """A configuration that scrapes the servers of this machine, alerts, and what Kubernetes' autoscaler needs."""
-    rules = f"{what.name}.rules.yml"
+def prometheus(deployment: Deployment) -> dict[str, str]:
+    """Return a scrape configuration for servers on this machine, alerts, and the rule for the Kubernetes autoscaler."""
+    rules = f"{deployment.name}.rules.yml"
     job: dict[str, Any] = {
-        "job_name": what.name,
-        "metrics_path": f"{what.prefix}/metrics",
-        "static_configs": [{"targets": [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]}],
+        "job_name": deployment.name,
+        "metrics_path": f"{deployment.prefix}/metrics",
+        "static_configs": [
+            {"targets": [f"127.0.0.1:{deployment.server_port + i}" for i in range(deployment.replicas)]}
+        ],
     }
-    if what.server_https:
+    if deployment.server_https:
         job |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
     files: dict[str, str] = {}
     about = ""
-    if what.server_has_key:
-        job["authorization"] = {"credentials_file": f"/etc/{what.name}/{_KEY}"}
-        files[_KEY if what.first_key else f"{_KEY}.example"] = SecretText(f"{what.first_key}\n")
-        filled = "" if what.first_key else "   # with a key of the servers in it"
-        about = f"# install -D -o prometheus -m 400 {_KEY} /etc/{what.name}/{_KEY}{filled}\n"
+    if deployment.server_has_key:
+        job["authorization"] = {"credentials_file": f"/etc/{deployment.name}/{_KEY}"}
+        files[_KEY if deployment.first_key else f"{_KEY}.example"] = SecretText(f"{deployment.first_key}\n")
+        filled = "" if deployment.first_key else "   # after writing one of the servers' keys into it"
+        about = f"# install -D -o prometheus -m 400 {_KEY} /etc/{deployment.name}/{_KEY}{filled}\n"
     configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": [rules],
         "scrape_configs": [job],
     }
-    url = f"{job.get('scheme', 'http')}://{{{{ $labels.instance }}}}{what.prefix}"
+    url = f"{job.get('scheme', 'http')}://{{{{ $labels.instance }}}}{deployment.prefix}"
     alerts = [
         {
             "alert": alert.name,
-            "expr": alert.expression.format(job=what.name),
-            "for": alert.lasts,
+            "expr": alert.expression.format(job=deployment.name),
+            "for": alert.duration,
             "labels": {"severity": alert.severity},
-            "annotations": {"summary": alert.says.format(url=url)},
+            "annotations": {"summary": alert.summary.format(url=url)},
         }
         for alert in ALERTS
     ]
-    groups = {"groups": [{"name": what.name, "rules": alerts}]}
+    groups = {"groups": [{"name": deployment.name, "rules": alerts}]}
     return {
         "prometheus.yml": about + yaml_text(configuration),
         rules: yaml_text(groups),
@@ -141,8 +143,9 @@ def prometheus(what: Deployment) -> dict[str, str]:
 
 
 def _adapter() -> dict[str, Any]:
-    """Values of the chart prometheus-adapter (github.com/kubernetes-sigs/prometheus-adapter, docs/config.md) with which
-    the autoscaler of `deploy kubernetes` sees how many requests wait in each pod.
+    """Return values for the chart prometheus-adapter (github.com/kubernetes-sigs/prometheus-adapter, docs/config.md).
+
+    They give the autoscaler of `deploy kubernetes` the number of waiting requests per pod.
     """
     rule = {
         "seriesQuery": f'{{__name__="{WAITING}",namespace!="",pod!=""}}',
@@ -153,8 +156,8 @@ def _adapter() -> dict[str, Any]:
     return {"rules": {"default": False, "custom": [rule]}}
 
 
-def grafana(what: Deployment) -> dict[str, str]:
-    """A dashboard that Grafana imports; it asks which Prometheus to use."""
+def grafana(deployment: Deployment) -> dict[str, str]:
+    """Return a dashboard for import into Grafana; the user selects the Prometheus data source."""
     source = {"type": "prometheus", "uid": "${source}"}
     panels = [
         {
@@ -173,14 +176,15 @@ def grafana(what: Deployment) -> dict[str, str]:
     ]
     choices = [
         {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-        {"name": "job", "type": "textbox", "query": what.name, "current": {"text": what.name, "value": what.name}},
+        {"name": "job", "type": "textbox", "query": deployment.name,
+         "current": {"text": deployment.name, "value": deployment.name}},
         {"name": "instance", "type": "query", "datasource": source, "includeAll": True, "multi": True, "refresh": 2,
          "allValue": ".*", "current": {"text": "All", "value": "$__all"},
          "query": {"query": 'label_values(up{job="$job"}, instance)', "refId": "instance"}},
     ]  # fmt: skip
     dashboard = {
-        "uid": what.name,
-        "title": f"llamado: {what.name}",
+        "uid": deployment.name,
+        "title": f"llamado: {deployment.name}",
         "tags": ["llamado"],
         "schemaVersion": 39,
         "editable": True,
@@ -189,4 +193,4 @@ def grafana(what: Deployment) -> dict[str, str]:
         "templating": {"list": choices},
         "panels": panels,
     }
-    return {f"{what.name}-dashboard.json": json.dumps(dashboard, indent=2) + "\n"}
+    return {f"{deployment.name}-dashboard.json": json.dumps(dashboard, indent=2) + "\n"}

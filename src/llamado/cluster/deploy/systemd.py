@@ -1,153 +1,160 @@
-"""Units of systemd: a server for each port, a worker for each port, and a target for all."""
+"""systemd units: templates for servers and workers with the port as instance name, a gateway, and a target for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamado.cluster.deploy.deployment import Deployment, environment_file, spelled
+from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name
 
 Entries = dict[str, str | list[str]]
-"""Of a section; a list is several lines of one name."""
+"""Entries of a section. A list stands for several lines with the same key."""
 
 _START_SECONDS = 1800
-"""A large model takes minutes to be read or sent."""
+"""Reading or sending a large model takes minutes."""
 _STOP_SECONDS = 90
-"""Streams that have begun may end."""
+"""Time for running streams to finish."""
 _CREDENTIALS, _MAIN = "${CREDENTIALS_DIRECTORY}", "$MAINPID"
 
 
-def systemd(what: Deployment) -> dict[str, str]:
-    """Unit files, and files of variables that hold secrets, by their names. Raises FlagError and DeploymentError."""
-    name = what.name
-    servers = [f"{name}-server@{what.server_port + i}.service" for i in range(what.replicas)]
-    gateway = [f"{name}-gateway.service"] if what.gateway is not None else []
-    workers = [f"{name}-worker@{what.worker_port + i}.service" for i in range(what.workers)]
-    rpc = [f"127.0.0.1:{what.worker_port + i}" for i in range(what.workers)]
+def systemd(deployment: Deployment) -> dict[str, str]:
+    """Return unit files and environment files with secrets, by their names. Raises FlagError and DeploymentError."""
+    name = deployment.name
+    servers = [f"{name}-server@{deployment.server_port + i}.service" for i in range(deployment.replicas)]
+    gateway = [f"{name}-gateway.service"] if deployment.gateway is not None else []
+    workers = [f"{name}-worker@{deployment.worker_port + i}.service" for i in range(deployment.workers)]
+    rpc = [f"127.0.0.1:{deployment.worker_port + i}" for i in range(deployment.workers)]
     files = {
         f"{name}.target": _unit(
             Unit={"Description": "llamado: all servers and workers", "Wants": " ".join([*workers, *servers, *gateway])},
             Install={"WantedBy": "multi-user.target"},
         ),
-        f"{name}-server@.service": _server(what, rpc, workers),
+        f"{name}-server@.service": _server(deployment, rpc, workers),
     }
-    if what.workers:
-        files[f"{name}-worker@.service"] = _worker(what)
-    if what.gateway is not None:
-        files[f"{name}-gateway.service"] = _gateway(what, servers)
+    if deployment.workers:
+        files[f"{name}-worker@.service"] = _worker(deployment)
+    if deployment.gateway is not None:
+        files[f"{name}-gateway.service"] = _gateway(deployment, servers)
     for part in ("server", "gateway"):
-        files |= environment_file(f"{part}.env", what.secrets(part))
+        files |= environment_file(f"{part}.env", deployment.secrets(part))
     first = f"{name}.target"
-    files[first] = "".join(f"# {line}\n" for line in _instructions(what, files)) + files[first]
+    files[first] = "".join(f"# {line}\n" for line in _instructions(deployment, files)) + files[first]
     return files
 
 
-def _instructions(what: Deployment, files: Iterable[str]) -> list[str]:
-    folder = f"/etc/{what.name}"
+def _instructions(deployment: Deployment, files: Iterable[str]) -> list[str]:
+    folder = f"/etc/{deployment.name}"
     lines = [
-        f"useradd --system --home-dir /var/lib/{what.name} {what.name}",
+        f"useradd --system --home-dir /var/lib/{deployment.name} {deployment.name}",
         "cp *.target *.service /etc/systemd/system/",
     ]
     for file in files:
         if ".env" in file:
             written = file.removesuffix(".example")
-            filled = f"   # with the keys of {file} filled in" if file != written else ""
+            filled = f"   # {file} with the keys filled in" if file != written else ""
             lines.append(f"install -D -m 600 {written} {folder}/{written}{filled}")
-    places = {path for part in ("server", "gateway") for path in _sources(what, part).values()}
+    places = {path for part in ("server", "gateway") for path in _sources(deployment, part).values()}
     if missing := sorted(path for path in places if path.startswith(f"{folder}/")):
-        lines.append(f"put into place, for root alone (600): {', '.join(missing)}")
-    return [*lines, f"systemctl daemon-reload && systemctl enable --now {what.name}.target"]
+        lines.append(f"create these files, readable by root only (600): {', '.join(missing)}")
+    return [*lines, f"systemctl daemon-reload && systemctl enable --now {deployment.name}.target"]
 
 
-def _server(what: Deployment, rpc: list[str], workers: list[str]) -> str:
-    alone = what.replicas == 1 and what.front == "server"
-    host = "0.0.0.0" if alone and what.has_key else "127.0.0.1"
-    words = _instance(what.serve_command(rpc=rpc, host=host), spelled("serve", "port"))
-    service = _service(what, "server", [what.program, *words, *_file_flags(what, "server")])
-    wait = [what.program, "wait", spelled("wait", "pid"), _MAIN, spelled("wait", "timeout"), str(_START_SECONDS)]
+def _server(deployment: Deployment, rpc: list[str], workers: list[str]) -> str:
+    alone = deployment.replicas == 1 and deployment.front == "server"
+    host = "0.0.0.0" if alone and deployment.has_key else "127.0.0.1"
+    words = _instance(deployment.serve_command(rpc=rpc, host=host), flag_name("serve", "port"))
+    service = _service(deployment, "server", [deployment.program, *words, *_file_flags(deployment, "server")])
+    wait = [
+        deployment.program,
+        "wait",
+        flag_name("wait", "pid"),
+        _MAIN,
+        flag_name("wait", "timeout"),
+        str(_START_SECONDS),
+    ]
     service["ExecStartPost"] = _line(wait)
     service["TimeoutStartSec"] = str(_START_SECONDS + 60)
-    if what.mlock:
+    if deployment.mlock:
         service["LimitMEMLOCK"] = "infinity"
-    # A worker that is away is waited for by the server itself, which must not be restarted for that: no Requires=
+    # No Requires=: the server itself waits for a lost worker and must not be restarted for it.
     after = " ".join(["network-online.target", *workers])
     return _unit(
         Unit={
             "Description": "llamado server on port %i",
             "After": after,
             "Wants": "network-online.target",
-            "PartOf": f"{what.name}.target",
+            "PartOf": f"{deployment.name}.target",
         },
         Service=service,
-        Install={"WantedBy": f"{what.name}.target"},
+        Install={"WantedBy": f"{deployment.name}.target"},
     )
 
 
-def _sources(what: Deployment, part: str) -> dict[str, str]:
-    """Paths of the files with secrets of a part, by the keys of its flags."""
-    places = {"ssl_key_file": f"/etc/{what.name}/key.pem", "ssl_cert_file": f"/etc/{what.name}/cert.pem"}
-    names = what.files(part, certificate=part == what.front)
-    return {key: what.source(name) or places[key] for key, name in names.items()}
+def _sources(deployment: Deployment, part: str) -> dict[str, str]:
+    """Return the paths of a part's secret files, by the keys of its flags."""
+    places = {"ssl_key_file": f"/etc/{deployment.name}/key.pem", "ssl_cert_file": f"/etc/{deployment.name}/cert.pem"}
+    names = deployment.files(part, certificate=part == deployment.front)
+    return {key: deployment.source(name) or places[key] for key, name in names.items()}
 
 
-def _file_flags(what: Deployment, part: str) -> list[str]:
-    """Flags of a part that name files with secrets, which systemd reads as root and hands to the part alone."""
+def _file_flags(deployment: Deployment, part: str) -> list[str]:
+    """Return the flags of a part with its secret files, which systemd reads as root and passes to this part only."""
     command = "serve" if part == "server" else part
-    return [word for key in _sources(what, part) for word in (spelled(command, key), f"{_CREDENTIALS}/{key}")]
+    return [word for key in _sources(deployment, part) for word in (flag_name(command, key), f"{_CREDENTIALS}/{key}")]
 
 
-def _gateway(what: Deployment, servers: list[str]) -> str:
-    addresses = [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]
-    host = "0.0.0.0" if what.has_key else "127.0.0.1"
-    words = what.gateway_command(*_file_flags(what, "gateway"), servers=addresses, host=host)
+def _gateway(deployment: Deployment, servers: list[str]) -> str:
+    addresses = [f"127.0.0.1:{deployment.server_port + i}" for i in range(deployment.replicas)]
+    host = "0.0.0.0" if deployment.has_key else "127.0.0.1"
+    words = deployment.gateway_command(*_file_flags(deployment, "gateway"), servers=addresses, host=host)
     return _unit(
         Unit={
             "Description": "llamado gateway",
             "After": " ".join(["network-online.target", *servers]),
             "Wants": "network-online.target",
-            "PartOf": f"{what.name}.target",
+            "PartOf": f"{deployment.name}.target",
         },
-        Service=_service(what, "gateway", [what.program, *words]),
-        Install={"WantedBy": f"{what.name}.target"},
+        Service=_service(deployment, "gateway", [deployment.program, *words]),
+        Install={"WantedBy": f"{deployment.name}.target"},
     )
 
 
-def _worker(what: Deployment) -> str:
-    words = _instance(what.worker_command(host="127.0.0.1"), spelled("worker", "port"))
+def _worker(deployment: Deployment) -> str:
+    words = _instance(deployment.worker_command(host="127.0.0.1"), flag_name("worker", "port"))
     return _unit(
         Unit={
             "Description": "llamado worker on port %i",
             "After": "network-online.target",
             "Wants": "network-online.target",
-            "PartOf": f"{what.name}.target",
+            "PartOf": f"{deployment.name}.target",
         },
-        Service=_service(what, "worker", [what.program, *words]),
-        Install={"WantedBy": f"{what.name}.target"},
+        Service=_service(deployment, "worker", [deployment.program, *words]),
+        Install={"WantedBy": f"{deployment.name}.target"},
     )
 
 
 def _instance(words: list[str], port: str) -> list[str]:
-    """The command with the instance's name as its port."""
+    """Return the command with the unit's instance name as port."""
     found = list(words)
     found[found.index(port) + 1] = "%i"
     return found
 
 
-def _service(what: Deployment, part: str, command: list[str]) -> Entries:
+def _service(deployment: Deployment, part: str, command: list[str]) -> Entries:
     service: Entries = {
         "Type": "exec",
-        "User": what.name,
-        "Group": what.name,
+        "User": deployment.name,
+        "Group": deployment.name,
         "ExecStart": _line(command),
         "Restart": "always",
         "RestartSec": "5",
         "TimeoutStopSec": str(_STOP_SECONDS),
         "LimitNOFILE": "65536",
-        "StateDirectory": what.name,
-        "CacheDirectory": what.name,
+        "StateDirectory": deployment.name,
+        "CacheDirectory": deployment.name,
         "Environment": " ".join(
             [
-                f"LLAMADO_CACHE=/var/cache/{what.name} HOME=/var/lib/{what.name}",
-                *(f"{name}={hosts}" for name, hosts in what.allowed_hosts().items()),
+                f"LLAMADO_CACHE=/var/cache/{deployment.name} HOME=/var/lib/{deployment.name}",
+                *(f"{name}={hosts}" for name, hosts in deployment.allowed_hosts().items()),
             ]
         ),
         "NoNewPrivileges": "true",
@@ -158,22 +165,22 @@ def _service(what: Deployment, part: str, command: list[str]) -> Entries:
         "ProtectControlGroups": "true",
         "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX AF_NETLINK",
     }
-    if what.secrets(part):
-        service["EnvironmentFile"] = f"/etc/{what.name}/{part}.env"
-    if sources := _sources(what, part):
+    if deployment.secrets(part):
+        service["EnvironmentFile"] = f"/etc/{deployment.name}/{part}.env"
+    if sources := _sources(deployment, part):
         service["LoadCredential"] = [f"{key}:{path.replace('%', '%%')}" for key, path in sources.items()]
-    if folders := what.written_folders(part):
+    if folders := deployment.written_folders(part):
         service["ReadWritePaths"] = _line(folders)
-    memory = {"server": what.memory, "worker": what.worker_memory or what.memory}.get(part)
+    memory = {"server": deployment.memory, "worker": deployment.worker_memory or deployment.memory}.get(part)
     if memory is not None:  # a gateway holds no model
         service["MemoryMax"] = memory
-    if what.cpus is not None and part != "gateway":
-        service["CPUQuota"] = f"{100 * what.cpus:.0f}%"
+    if deployment.cpus is not None and part != "gateway":
+        service["CPUQuota"] = f"{100 * deployment.cpus:.0f}%"
     return service
 
 
 def _line(words: Iterable[str]) -> str:
-    """A command as a unit has it: words with blanks in quotes."""
+    """Return a command line in systemd's quoting."""
     return " ".join(_quoted(word) for word in words)
 
 

@@ -1,4 +1,4 @@
-"""Targets: the programs for which files are written."""
+"""Targets of `llamado deploy`, and writing their files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ TARGETS: dict[str, Callable[[Deployment], dict[str, str]]] = {
 }
 
 
-def files_for(target: str, what: Deployment) -> dict[str, str]:
-    """Texts of the files of a target, by their paths. Raises FlagError."""
-    return TARGETS[target](what)
+def files_for(target: str, deployment: Deployment) -> dict[str, str]:
+    """Return the files of a target: texts by their paths. Raises FlagError and DeploymentError."""
+    return TARGETS[target](deployment)
 
 
 def write(files: dict[str, str], folder: Path) -> list[Path]:
-    """Write files, those with secrets for their owner alone. Raises DeploymentError if a name is taken."""
+    """Write files, secrets with mode 0600. Raises DeploymentError if another file has a name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         other = [name for name, text in files.items() if _differs(folder / name, text)]
         if other:
-            raise DeploymentError(f"{folder} has other files of these names: {', '.join(other)}; give an empty --out")
+            raise DeploymentError(f"{folder}: different files exist: {', '.join(other)}; give an empty --out folder")
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             mode = 0o600 if isinstance(text, SecretText) else 0o666
@@ -45,7 +45,7 @@ def write(files: dict[str, str], folder: Path) -> list[Path]:
                 os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
             ) as file:
                 if isinstance(text, SecretText):
-                    os.fchmod(file.fileno(), mode)  # one that was there may be open to others
+                    os.fchmod(file.fileno(), mode)  # an existing file may have another mode
                 file.write(text)
     except OSError as error:
         raise DeploymentError(f"{folder}: {error.strerror or error}") from error

@@ -1,1 +1,1 @@
-"""What ails a server, a worker, a model's file or this machine: looked for, named, and what mends it."""
+"""`llamado doctor`: find problems of servers, workers, model files and this machine, with causes and fixes."""

@@ -1,4 +1,4 @@
-"""One examination: everything that was asked for is looked at, and told to people or to programs."""
+"""Examination: run the checks for all targets of a command, and format the findings as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from llamado.errors import LlamadoError
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d+(?:/.*)?")
 
 
-class CannotLook(LlamadoError):
-    """What was named cannot be looked at at all."""
+class UnknownTarget(LlamadoError):
+    """An argument that is neither an address nor an existing file."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What is looked at, of all that a command names."""
+    """Servers, workers, models and logs to check."""
 
     urls: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
@@ -38,34 +38,37 @@ class Targets:
 
 @dataclass(frozen=True)
 class Examination:
-    """What was looked at, and what was found."""
+    """The checked targets and the findings."""
 
-    looked: tuple[str, ...]
+    checked: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing was found, else 1."""
+        """0 without findings, otherwise 1."""
         return 1 if self.findings else 0
 
     def as_json(self) -> str:
-        """For programs."""
+        """Return the examination as JSON."""
         found = [{"title": one.title, **asdict(one)} for one in self.findings]
-        return json.dumps({"healthy": not found, "looked_at": list(self.looked), "findings": found}, indent=2)
+        return json.dumps({"healthy": not found, "looked_at": list(self.checked), "findings": found}, indent=2)
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the examination as text."""
         if not self.findings:
-            return "Nothing found. Looked at: " + ", ".join(self.looked)
+            return "No problem found. Checked: " + ", ".join(self.checked)
         parts = [
-            f"{one.title} ({one.where})\n  found:  {one.found}\n  cause:  {one.cause}\n  mend:   {one.command}"
+            f"{one.title} ({one.where})\n  found:  {one.found}\n  cause:  {one.cause}\n  fix:    {one.command}"
             for one in self.findings
         ]
         return "\n\n".join(parts)
 
 
-def targets(named: Sequence[str]) -> Targets:
-    """What words on a command line name: URLs, workers (tcp://, tls://), models' files, logs. Raises CannotLook."""
+def parse_targets(named: Sequence[str]) -> Targets:
+    """Sort the arguments of a command line into URLs, workers (tcp://, tls://), models and logs.
+
+    Raises UnknownTarget.
+    """
     urls: list[str] = []
     workers: list[str] = []
     models: list[str] = []
@@ -81,12 +84,12 @@ def targets(named: Sequence[str]) -> Targets:
         elif path.is_file():
             logs.append(path)
         else:
-            raise CannotLook(f"{text!r} is no address (http://host:port), no log and no model: there is no such file")
+            raise UnknownTarget(f"{text!r}: no such file, and not an address such as http://host:port")
     return Targets(tuple(urls), tuple(workers), tuple(models), tuple(logs))
 
 
 def examine(
-    what: Targets,
+    targets: Targets,
     options: EngineOptions,
     machine: MachineOptions,
     *,
@@ -96,18 +99,22 @@ def examine(
     timeout: float = 5.0,
     patience: float = 10.0,
 ) -> Examination:
-    """Looks at everything named; at this machine alone where nothing is. Raises LlamadoError where it cannot."""
-    looked: list[str] = [*what.urls, *(split.rpc if split is not None else ()), *what.models, *map(str, what.logs)]
+    """Check all targets; without targets only this machine. Raises LlamadoError for a target that cannot be checked.
+
+    `context_given`: the user chose the context size. `timeout` and `patience`: see `examine_servers`.
+    """
+    workers = () if split is None else split.rpc
+    checked: list[str] = [*targets.urls, *workers, *targets.models, *map(str, targets.logs)]
     findings: list[Finding] = []
-    for log in what.logs:
+    for log in targets.logs:
         findings += explain(log)
-    if what.urls:
-        findings += examine_servers(what.urls, key=key, timeout=timeout, patience=patience)
+    if targets.urls:
+        findings += examine_servers(targets.urls, key=key, timeout=timeout, patience=patience)
     if split is not None:
         findings += examine_workers(split, timeout=timeout)
-    for model in what.models:
-        findings += examine_model(model, options, asked=context_given)
-    if machine != MachineOptions() or what.models or not looked:
-        looked.append("this machine")
+    for model in targets.models:
+        findings += examine_model(model, options, context_given=context_given)
+    if machine != MachineOptions() or targets.models or not checked:
+        checked.append("this machine")
         findings += examine_machine(machine)
-    return Examination(tuple(looked), tuple(findings))
+    return Examination(tuple(checked), tuple(findings))

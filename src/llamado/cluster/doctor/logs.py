@@ -1,4 +1,4 @@
-"""What lines of a log mean: those of llama-server and rpc-server (llama.cpp b11434), and ours."""
+"""Log explanation: patterns for lines of llama-server and rpc-server (llama.cpp b11434) and of llamado."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class LogError(LlamadoError):
 
 
 class Pattern(NamedTuple):
-    """Lines that a symptom leaves; groups of the expression fill in its command.
+    """Log lines of a symptom. Groups of the expression fill in the fields of its remedy.
 
-    `follows`: such lines come after others that say more.
+    `is_consequence`: the lines follow other lines that are more specific.
     """
 
     expression: re.Pattern[str]
     symptom: str
-    follows: bool = False
+    is_consequence: bool = False
 
 
-def _pattern(expression: str, symptom: str, *, follows: bool = False) -> Pattern:
+def _pattern(expression: str, symptom: str, *, is_consequence: bool = False) -> Pattern:
     assert symptom in SYMPTOMS, symptom
-    return Pattern(re.compile(expression, re.IGNORECASE), symptom, follows)
+    return Pattern(re.compile(expression, re.IGNORECASE), symptom, is_consequence)
 
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -43,14 +43,14 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"cannot listen on .*: Permission denied", "port-forbidden"),
     _pattern(r"cannot listen on .*: Cannot assign requested address", "not-this-machine"),
     _pattern(r"Too many open files", "open-files"),
-    _pattern(r"security: no API key is set and CORS allows all origins", "no-key", follows=True),
+    _pattern(r"security: no API key is set and CORS allows all origins", "no-key", is_consequence=True),
     _pattern(r"can be reached from other machines, and no key is asked for", "no-key"),
     _pattern(r"unauthorized: Invalid API Key", "wrong-key"),
     # --- workers
     _pattern(r"RPC server version mismatch: [\d.]+", "worker-version"),
     _pattern(r"speaks RPC [\d.]+, this program", "worker-version"),
     _pattern(r"HELLO request size mismatch|Expected HELLO command, update client", "worker-version"),
-    _pattern(r"RPC handshake failed for (?P<host>[^\s:]+):(?P<port>\d+)", "worker-version", follows=True),
+    _pattern(r"RPC handshake failed for (?P<host>[^\s:]+):(?P<port>\d+)", "worker-version", is_consequence=True),
     _pattern(r"Failed to connect to (?P<host>[^\s:]+):(?P<port>\d+)", "worker-refused"),
     _pattern(r"cannot connect to (?:tls://)?(?P<host>[^\s:]+):(?P<port>\d+): Connection refused", "worker-refused"),
     _pattern(r"(?:Cannot resolve host '(?P<host>[^']+)'|Name or service not known|"
@@ -62,12 +62,12 @@ PATTERNS: tuple[Pattern, ...] = (
              "worker-certificate"),
     _pattern(r"no TLS with (?:tls://)?(?P<host>[^\s:]+):(?P<port>\d+)", "worker-no-tls"),
     _pattern(r"Remote RPC server crashed or returned malformed response", "worker-lost"),
-    _pattern(r"(?:send|recv) failed \(bytes_(?:sent|recv)=", "worker-lost", follows=True),
+    _pattern(r"(?:send|recv) failed \(bytes_(?:sent|recv)=", "worker-lost", is_consequence=True),
     _pattern(r"(?P<worker>\S+) is away|lost (?:the )?(?:worker|connection)|it closed the connection", "worker-lost",
-             follows=True),
+             is_consequence=True),
     _pattern(r"Unknown command: \d+|Not a worker|it does not keep to the protocol|something else answers there",
              "not-a-worker"),
-    _pattern(r"RPC connection failed", "worker-refused", follows=True),
+    _pattern(r"RPC connection failed", "worker-refused", is_consequence=True),
     _pattern(r"ggml_blas_graph_compute: unsupported op|pre-allocated tensor .* cannot run the operation",
              "device-same"),
     # --- the file
@@ -79,7 +79,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"data is not within the file bounds, model is corrupted or incomplete|unexpectedly reached end of file|"
              r"the file ends too early|was not fetched whole", "truncated"),
     _pattern(r"failed to load GGUF split from|these are missing beside it|illegal split file idx|"
-             r"invalid split (?:count|file)", "missing-part"),
+             r"invalid split (?:n_lines|file)", "missing-part"),
     _pattern(r"unknown model architecture: '(?P<name>[^']+)'|architecture '[^']+' is not supported",
              "architecture"),
     _pattern(r"has invalid ggml type \d+|which has no kernel here", "weight-type"),
@@ -109,14 +109,14 @@ PATTERNS: tuple[Pattern, ...] = (
              r"llamado: .*(?:unknown flag|expected .* got)", "wrong-flag"),
     # --- the end
     _pattern(r"Segmentation fault|SIGSEGV|core dumped", "crash"),
-    _pattern(r"GGML_ASSERT\(|ggml_abort|\bAborted\b", "crash", follows=True),
+    _pattern(r"GGML_ASSERT\(|ggml_abort|\bAborted\b", "crash", is_consequence=True),
     _pattern(r"exiting due to model loading error|failed to load model|error loading model", "failed-to-load",
-             follows=True),
+             is_consequence=True),
 )  # fmt: skip
 
 
 def match(line: str) -> tuple[Pattern, dict[str, str]] | None:
-    """The first pattern that a line has, and what it says."""
+    """Return the first pattern that matches a line, and the fields for its remedy."""
     for pattern in PATTERNS:
         found = pattern.expression.search(line)
         if found is not None:
@@ -128,7 +128,7 @@ def match(line: str) -> tuple[Pattern, dict[str, str]] | None:
 
 
 def explain(path: Path) -> list[Finding]:
-    """What the lines of a log mean, in the order of their first lines; each symptom once. Raises LogError."""
+    """Return the findings of a log in the order of their first lines, each symptom once. Raises LogError."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return explain_lines(lines, str(path))
@@ -136,35 +136,38 @@ def explain(path: Path) -> list[Finding]:
         raise LogError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-class _FirstLine(NamedTuple):
+class _Match(NamedTuple):
     number: int
     line: str
     fields: dict[str, str]
-    follows: bool
-    times: int
+    is_consequence: bool
+    n_lines: int
 
 
 def explain_lines(lines: Iterable[str], where: str) -> list[Finding]:
-    """What lines mean; lines that only follow from others are left out where there are such."""
-    seen: dict[str, _FirstLine] = {}
+    """Return the findings of log lines. Consequences are left out if there are more specific findings.
+
+    `where`: the log's name.
+    """
+    seen: dict[str, _Match] = {}
     for number, line in enumerate(lines, 1):
         found = match(line[:_MOST_CHARACTERS])
         if found is None:
             continue
         pattern, fields = found
         old = seen.get(pattern.symptom)
-        if old is None or (old.follows and not pattern.follows):
-            times = 1 if old is None else old.times + 1
-            seen[pattern.symptom] = _FirstLine(number, line.strip()[:_SHOWN], fields, pattern.follows, times)
+        if old is None or (old.is_consequence and not pattern.is_consequence):
+            n_lines = 1 if old is None else old.n_lines + 1
+            seen[pattern.symptom] = _Match(number, line.strip()[:_SHOWN], fields, pattern.is_consequence, n_lines)
         else:
-            seen[pattern.symptom] = old._replace(times=old.times + 1)
-    certain = [one for one in seen.items() if not one[1].follows]
+            seen[pattern.symptom] = old._replace(n_lines=old.n_lines + 1)
+    certain = [one for one in seen.items() if not one[1].is_consequence]
     chosen = certain or [one for one in seen.items() if one[0] != "no-key"]
     return [
         finding(
             symptom,
             f"{where}:{one.number}",
-            one.line + (f" ({one.times} times)" if one.times > 1 else ""),
+            one.line + (f" ({one.n_lines} times)" if one.n_lines > 1 else ""),
             **one.fields,
         )
         for symptom, one in chosen

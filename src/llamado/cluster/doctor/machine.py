@@ -1,4 +1,4 @@
-"""This machine: ports and who has them, processors, locked memory, the cache's folder and its disk."""
+"""Checks of this machine: port, cores, locked memory, the cache folder and its disk, open files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamado.cluster.doctor.probes import is_here
+from llamado.cluster.doctor.probes import is_local
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.devices import limits
 from llamado.gguf.sources.resolve import cache_dir
@@ -25,7 +25,7 @@ _LISTENING = "0A"
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What is planned on this machine; None: nothing is said of it."""
+    """Planned options of a server on this machine. None: not given, not checked."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -34,7 +34,7 @@ class MachineOptions:
 
 
 def examine_machine(options: MachineOptions) -> list[Finding]:
-    """All that ails this machine for what is planned on it."""
+    """Return the findings of this machine for the planned options."""
     return [*_port(options), *_threads(options), *_locking(options), *_cache(), *_open_files()]
 
 
@@ -53,9 +53,9 @@ def _port(options: MachineOptions) -> Iterator[Finding]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            holder = holder_of(options.port)
-            by = "by a process of another user" if holder is None else f"by {holder[1]} (process {holder[0]})"
-            pid, program = holder or (f"$(sudo lsof -ti :{options.port})", "it is another user's")
+            listener = find_listener(options.port)
+            by = "by a process of another user" if listener is None else f"by {listener[1]} (process {listener[0]})"
+            pid, program = listener or (f"$(sudo lsof -ti :{options.port})", "a process of another user")
             text = f"{reason}: {by}"
             yield finding("port-taken", where, text, pid=pid, program=program, free=free_port(options.host))
         elif error.errno == errno.EACCES:
@@ -65,15 +65,15 @@ def _port(options: MachineOptions) -> Iterator[Finding]:
 
 
 def free_port(host: str) -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1" if ":" in host else host, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def holder_of(port: int, root: Path = Path("/")) -> tuple[int, str] | None:
-    """The process that listens on a port, and its command; None where the system does not tell."""
+def find_listener(port: int, root: Path = Path("/")) -> tuple[int, str] | None:
+    """Return id and command of the process that listens on a port; None if the system does not show it."""
     wanted = set(_inodes(port, root))
     if not wanted:
         return None
@@ -87,26 +87,26 @@ def holder_of(port: int, root: Path = Path("/")) -> tuple[int, str] | None:
     return None
 
 
-def stopped_holder(host: str, port: int, root: Path = Path("/")) -> tuple[int, str] | None:
+def find_stopped_listener(host: str, port: int, root: Path = Path("/")) -> tuple[int, str] | None:
     """Return the stopped process that listens on a port of this machine, and its command; None if none is stopped."""
-    if not is_here(host):
+    if not is_local(host):
         return None
-    holder = holder_of(port, root)
-    if holder is None:
+    listener = find_listener(port, root)
+    if listener is None:
         return None
     try:
-        state = (root / "proc" / str(holder[0]) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        state = (root / "proc" / str(listener[0]) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None
-    return holder if state == "T" else None  # proc(5), field 3
+    return listener if state == "T" else None  # proc(5), field 3
 
 
-def stopped(host: str, port: int, where: str) -> Finding | None:
+def stopped_finding(host: str, port: int, where: str) -> Finding | None:
     """Return the finding of a stopped process behind a port of this machine."""
-    holder = stopped_holder(host, port)
-    if holder is None:
+    listener = find_stopped_listener(host, port)
+    if listener is None:
         return None
-    pid, program = holder
+    pid, program = listener
     return finding("stopped", where, f"process {pid} ({program}) listens there and is stopped", pid=pid)
 
 
@@ -122,10 +122,10 @@ def _inodes(port: int, root: Path) -> Iterator[str]:
 def _threads(options: MachineOptions) -> Iterator[Finding]:
     cores = limits.cores()
     if options.threads is not None and options.threads > cores:
-        there = os.cpu_count() or cores
-        text = f"-t {options.threads}, and {cores} can compute side by side"
-        if there > cores:
-            text += f" (of {there}: affinity, a container's share, or two threads a core)"
+        parent = os.cpu_count() or cores
+        text = f"-t {options.threads}, but this process can use {cores} cores"
+        if parent > cores:
+            text += f" (of {parent} CPUs: affinity, a container's limit, or two hardware threads per core)"
         yield finding("too-many-threads", "-t", text, cores=cores)
 
 
@@ -142,15 +142,15 @@ def _locking(options: MachineOptions) -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     folder = cache_dir()
-    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    parent = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         symptom = "disk-full" if error.errno == errno.ENOSPC else "cache-not-writable"
-        yield finding(symptom, str(folder), f"{there}: {error.strerror or error}", folder=folder)
+        yield finding(symptom, str(folder), f"{parent}: {error.strerror or error}", folder=folder)
         return
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(parent).free
     if free < _LEAST_DISK:
         yield finding("disk-full", str(folder), f"{free / 1e6:.0f} MB are free", folder=folder)
 
@@ -161,4 +161,4 @@ def _open_files() -> Iterator[Finding]:
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if limit != resource.RLIM_INFINITY and limit < _LEAST_FILES:
-            yield finding("open-files", "this machine", f"{limit} files may be open at a time")
+            yield finding("open-files", "this machine", f"at most {limit} open files are allowed")

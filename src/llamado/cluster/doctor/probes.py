@@ -1,4 +1,4 @@
-"""What a socket tells: whether something listens, greets as a worker, speaks TLS. No judgement."""
+"""Socket probes: connect, HELLO and TLS handshake. They report observations, not findings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from llamado.rpc.wire import (
 )
 
 
-class Reached(enum.Enum):
-    """What became of a connection."""
+class ConnectResult(enum.Enum):
+    """Result of a TCP connection."""
 
     OPEN = "open"
     REFUSED = "refused"
@@ -33,8 +33,8 @@ class Reached(enum.Enum):
     UNKNOWN = "unknown host"
 
 
-class How(enum.Enum):
-    """What became of a HELLO."""
+class HelloResult(enum.Enum):
+    """Result of a HELLO request."""
 
     GREETED = "greeted"
     SILENT = "silent"
@@ -46,28 +46,28 @@ class How(enum.Enum):
 
 
 class Greeting(NamedTuple):
-    how: How
+    result: HelloResult
     version: tuple[int, int, int] | None = None
     detail: str = ""
 
 
-def reach(host: str, port: int, timeout: float) -> tuple[Reached, str]:
-    """Whether a connection comes about, and the system's reason where it does not."""
+def probe_connection(host: str, port: int, timeout: float) -> tuple[ConnectResult, str]:
+    """Open a connection. Return the result, and the system's reason if it failed."""
     try:
         socket.create_connection((host, port), timeout).close()
     except socket.gaierror as error:
-        return Reached.UNKNOWN, error.strerror or str(error)
+        return ConnectResult.UNKNOWN, error.strerror or str(error)
     except TimeoutError:
-        return Reached.TIMEOUT, f"no answer within {timeout:g} s"
+        return ConnectResult.TIMEOUT, f"no answer within {timeout:g} s"
     except ConnectionRefusedError as error:
-        return Reached.REFUSED, error.strerror or str(error)
+        return ConnectResult.REFUSED, error.strerror or str(error)
     except OSError as error:  # no route, network down
-        return Reached.TIMEOUT, error.strerror or str(error)
-    return Reached.OPEN, ""
+        return ConnectResult.TIMEOUT, error.strerror or str(error)
+    return ConnectResult.OPEN, ""
 
 
-def hello(host: str, port: int, timeout: float, tls: Callable[[], ssl.SSLContext] | None = None) -> Greeting:
-    """What answers HELLO, by TLS where `tls` gives a context."""
+def probe_hello(host: str, port: int, timeout: float, tls: Callable[[], ssl.SSLContext] | None = None) -> Greeting:
+    """Send HELLO and return the greeting. With `tls`, which returns a context, connect by TLS."""
     try:
         with socket.create_connection((host, port), timeout) as plain:
             if tls is None:
@@ -75,20 +75,20 @@ def hello(host: str, port: int, timeout: float, tls: Callable[[], ssl.SSLContext
             try:
                 wrapped = tls().wrap_socket(plain, server_hostname=host)
             except ssl.SSLCertVerificationError as error:
-                return Greeting(How.CERTIFICATE, detail=error.verify_message or str(error))
+                return Greeting(HelloResult.CERTIFICATE, detail=error.verify_message or str(error))
             except TimeoutError:
-                return Greeting(How.SILENT)
+                return Greeting(HelloResult.SILENT)
             except (OSError, ValueError) as error:
-                return Greeting(How.CLOSED, detail=str(error))
+                return Greeting(HelloResult.CLOSED, detail=str(error))
             with wrapped:
                 return _greet(wrapped, timeout)
     except ssl.SSLError as error:
         refused = "CERTIFICATE" in str(error.reason or error).upper()
-        return Greeting(How.CERTIFICATE if refused else How.CLOSED, detail=str(error.reason or error))
+        return Greeting(HelloResult.CERTIFICATE if refused else HelloResult.CLOSED, detail=str(error.reason or error))
     except TimeoutError:
-        return Greeting(How.SILENT)
+        return Greeting(HelloResult.SILENT)
     except OSError as error:
-        return Greeting(How.CLOSED, detail=error.strerror or str(error))
+        return Greeting(HelloResult.CLOSED, detail=error.strerror or str(error))
 
 
 def _greet(connection: socket.socket, timeout: float) -> Greeting:
@@ -96,40 +96,40 @@ def _greet(connection: socket.socket, timeout: float) -> Greeting:
     reader.expect(COMMANDS[Hello])
     deadline = time.monotonic() + timeout
     connection.sendall(write_request(Hello()))
-    said = b""
+    received = b""
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         data = connection.recv(256)
         if not data:
-            return Greeting(_foreign(said) or How.CLOSED)
-        said += data
-        foreign = _foreign(said)
+            return Greeting(_other_protocol(received) or HelloResult.CLOSED)
+        received += data
+        foreign = _other_protocol(received)
         if foreign is not None:
             return Greeting(foreign)
         reader.feed(data)
         try:
             found = reader.next()
         except WireError as error:
-            return Greeting(How.OTHER, detail=str(error))
+            return Greeting(HelloResult.OTHER, detail=str(error))
         if found is not None and isinstance(found[1], HelloResponse):
             if found[1].ours:
-                # The worker takes a client that hangs up after HELLO for one of ggml's that wants another version.
+                # A client that disconnects right after HELLO looks like one of ggml's that needs another version.
                 connection.sendall(write_request(Upgrade(LATEST.major)) + write_request(DeviceCount()))
                 connection.recv(256)
-            return Greeting(How.GREETED, (found[1].major, found[1].minor, found[1].patch))
+            return Greeting(HelloResult.GREETED, (found[1].major, found[1].minor, found[1].patch))
 
 
-def _foreign(said: bytes) -> How | None:
-    """What another protocol begins with."""
-    if said[:1] == b"\x15" and said[1:2] in (b"\x03", b""):
-        return How.TLS  # an alert
-    if said.startswith(b"HTTP/"):
-        return How.HTTP
+def _other_protocol(received: bytes) -> HelloResult | None:
+    """Return the other protocol that these bytes begin, None if they may be a greeting."""
+    if received[:1] == b"\x15" and received[1:2] in (b"\x03", b""):
+        return HelloResult.TLS  # an alert
+    if received.startswith(b"HTTP/"):
+        return HelloResult.HTTP
     return None
 
 
 def speaks_tls(host: str, port: int, timeout: float) -> bool:
-    """Whether a handshake comes about, whoever vouches for the certificate."""
+    """Return True if a TLS handshake succeeds, with any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -141,15 +141,15 @@ def speaks_tls(host: str, port: int, timeout: float) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True for a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def is_here(host: str) -> bool:
-    """Whether an address is one of this machine's: it can be bound."""
+def is_local(host: str) -> bool:
+    """Return True if an address belongs to this machine, that is, can be bound."""
     with suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:

@@ -1,6 +1,7 @@
-"""The one table of symptoms: what each is called, how it is looked for, what is likely behind it, and what mends it.
+"""Table of symptoms: title, check, likely cause and fix of everything that `llamado doctor` can find.
 
-Checks and explained logs report rows of this table; `docs/doctor.md` is made of it.
+Checks and log patterns report rows of this table. `python -m llamado.cluster.doctor.symptoms > docs/doctor.md` writes
+the page.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from typing import NamedTuple
 
 
 class Symptom(NamedTuple):
-    """One row. `remedies` may have fields in braces: a finding gets the first one whose fields are all known.
+    """One row of the table. `check`: the input it applies to, and the check.
 
-    The last one has no fields, unless all fields of it are known wherever the symptom is found.
+    `remedies` may have fields in braces: a finding uses the first one whose fields are all given. The last one has no
+    fields, unless every finding of the symptom gives them.
     """
 
     title: str
-    looked: str
+    check: str
     cause: str
     remedies: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A symptom that was found: `where`, what exactly, what is likely behind it, and the command that mends it."""
+    """A symptom that was found: its place, the observation, the likely cause, and the command that fixes it."""
 
     symptom: str
     where: str
@@ -57,247 +59,245 @@ def fields_of(remedy: str) -> set[str]:
 
 
 SYMPTOMS: dict[str, Symptom] = {
-    # --- an HTTP server
+    # --- servers
     "refused": Symptom(
         "Connection refused",
-        "URL: a TCP connection",
+        "URL: open a TCP connection",
         "no server runs there, it has ended, or it listens on another port",
-        ("ss -ltnp | grep ':{port} '   # nothing listed: start the server, with --port {port}",),
+        ("ss -ltnp | grep ':{port} '   # if it lists nothing: start the server with --port {port}",),
     ),
     "unknown-host": Symptom(
-        "A host that no name server knows",
-        "URL, --rpc: the name is resolved",
-        "the name is misspelled, or known on another network only",
+        "Unknown host name",
+        "URL, --rpc: resolve the name",
+        "the name is misspelled, or exists only on another network",
         (
-            "getent hosts {host}   # nothing printed: give the address instead of the name",
-            "give the host's address instead of its name   # getent hosts prints what this machine makes of a name",
+            "getent hosts {host}   # if it prints nothing: use the address instead of the name",
+            "use the host's address instead of its name   # getent hosts prints the address of a name",
         ),
     ),
     "unreachable": Symptom(
-        "No connection within the time",
-        "URL, --rpc: a TCP connection",
+        "Connection timed out",
+        "URL, --rpc: open a TCP connection",
         "a firewall drops the packets, the machine is off, or the address is wrong",
-        ("sudo ufw allow {port}/tcp   # on {host}; then nc -zv {host} {port} from here",),
+        ("sudo ufw allow {port}/tcp   # on {host}; then test with nc -zv {host} {port} from here",),
     ),
     "silent": Symptom(
-        "Connections are accepted, and nothing is answered",
+        "The server accepts connections but does not respond",
         "URL: GET /health",
-        "the process is stopped or hangs: the system accepts connections for it",
-        ("kill -CONT $(lsof -ti :{port} -sTCP:LISTEN)   # on {host}; still silent: restart the server",),
+        "the process is stopped or hangs; the operating system still accepts connections for it",
+        ("kill -CONT $(lsof -ti :{port} -sTCP:LISTEN)   # on {host}; if that does not help: restart the server",),
     ),
     "stopped": Symptom(
-        "Stopped, not ended",
-        "URL, --rpc of this machine: the state of the process behind the port",
-        "it got SIGSTOP, or Ctrl-Z in its terminal: the system accepts connections for it, and nothing is answered",
+        "The process is stopped",
+        "URL, --rpc on this machine: state of the process that has the port",
+        "it received SIGSTOP, or Ctrl-Z in its terminal; the operating system still accepts connections for it",
         ("kill -CONT {pid}",),
     ),
     "ended": Symptom(
-        "The server ended while it was watched",
-        "URL: /health again and again, and its other answers",
-        "it was told to end, or it failed",
+        "The server ended during the check",
+        "URL: repeated GET /health, and other requests",
+        "it was shut down, or it crashed",
         (
-            "read the last lines of its log, then start it again   # llamado doctor with the log's name explains "
-            "them",
+            "read the end of its log, then start it again   # llamado doctor with the log's name explains the log",
         ),
     ),
     "slow-health": Symptom(
-        "/health answers late",
-        "URL: GET /health, timed",
-        "the machine is overloaded, or the server answers /health between large batches",
-        ("restart the server with -ub 256   # smaller batches; and give probes a timeout of 10 s",),
+        "/health responds slowly",
+        "URL: duration of GET /health",
+        "the machine is overloaded, or the server computes large batches between two responses",
+        ("restart the server with -ub 256   # smaller batches; and set the timeout of health probes to 10 s",),
     ),
     "not-a-server": Symptom(
-        "Something else answers",
-        "URL: what /health says",
-        "another program has the port, or the server has a path of its own before all paths (--api-prefix)",
-        ("lsof -i :{port} -sTCP:LISTEN   # which program it is",),
+        "Another program responds",
+        "URL: response of /health",
+        "another program uses the port, or the server has a path prefix (--api-prefix) that the URL lacks",
+        ("lsof -i :{port} -sTCP:LISTEN   # prints the program that uses the port",),
     ),
     "worker-address": Symptom(
-        "The address of a worker is used as that of a server",
-        "URL: HELLO, where HTTP is not spoken",
-        "workers (50052 and on) speak RPC; requests go to the server that has them in --rpc",
-        ("restart the server with --rpc {host}:{port}   # and ask the server, not the worker",),
+        "The URL is the address of a worker, not of a server",
+        "URL: RPC HELLO, if it does not speak HTTP",
+        "workers (port 50052 and up) speak RPC; clients connect to the server that lists them in --rpc",
+        ("restart the server with --rpc {host}:{port}   # and use the server's URL, not the worker's address",),
     ),
     "wants-tls": Symptom(
-        "TLS on one side only: the server has it",
-        "URL: a TLS handshake, where http:// fails",
+        "The server uses TLS, the URL does not",
+        "URL: TLS handshake, if http:// fails",
         "the server was started with --ssl-key-file and --ssl-cert-file",
         ("use https://{host}:{port} instead",),
     ),
     "no-tls": Symptom(
-        "TLS on one side only: the server does not have it",
-        "URL: HTTP without TLS, where https:// fails",
-        "the server was started without a certificate, or TLS ends at a proxy before it",
+        "The URL uses TLS, the server does not",
+        "URL: plain HTTP, if https:// fails",
+        "the server was started without a certificate, or a proxy in front of it ends TLS",
         ("use http://{host}:{port} instead   # or restart the server with --ssl-key-file and --ssl-cert-file",),
     ),
     "certificate": Symptom(
-        "A certificate that is not trusted",
-        "URL: a TLS handshake with the authorities this machine trusts",
-        "it is self-signed, has run out, or is for another name",
+        "The server's certificate is not trusted",
+        "URL: TLS handshake with the certificate authorities of this machine",
+        "it is self-signed, expired, or issued for another name",
         (
             "openssl s_client -connect {host}:{port} </dev/null | openssl x509 -noout -subject -dates -ext "
             "subjectAltName",
         ),
     ),
     "loading": Symptom(
-        "Still loading the model (503 is right then)",
-        "URL: /health says 503 Loading model, and its progress grows",
-        "it has not been started long ago; large models and slow links take minutes",
+        "The server is still loading the model (503 is normal until then)",
+        "URL: /health returns 503 Loading model, and its progress grows",
+        "it was started recently; large models and slow links take minutes",
         ("llamado wait {url}",),
     ),
     "stuck-loading": Symptom(
-        "Loading stands still",
-        "URL: /health says 503 Loading model, and its progress does not grow",
-        "memory is exhausted and the machine swaps, a worker has frozen, or the disk does not deliver",
+        "Loading makes no progress",
+        "URL: /health returns 503 Loading model, and its progress does not grow",
+        "memory is exhausted and the machine swaps, a worker hangs, or the disk does not respond",
         (
             "vmstat 1 5   # on {host}: if si and so are not 0, memory is short: start with a smaller -c, or -ctk "
-            "q8_0 -ctv q8_0; else the server's log names what it waits for",
+            "q8_0 -ctv q8_0; otherwise the server's log names the step that it waits for",
         ),
     ),
     "failed-to-load": Symptom(
-        "503 for ever: the model could not be loaded",
-        "URL: /health says why",
-        "the model's file, its size, or a worker; the message says which",
-        ("read the lines of the server's log before this one: they say why",),
+        "The model could not be loaded; every request gets 503",
+        "URL: the error in /health",
+        "the model's file, its size, or a worker; the message has the details",
+        ("read the lines of the server's log before this one: they have the reason",),
     ),
     "unready": Symptom(
-        "503 with a reason",
-        "URL: /health says why",
-        "the message says it",
-        ("read the server's log: the reason that /health gives is in it, with more",),
+        "The server returns 503 with a reason",
+        "URL: the error in /health",
+        "see the message",
+        ("read the server's log: it has the reason with more details",),
     ),
     "proxy-error": Symptom(
         "502, 503 or 504 without a reason",
         "URL: an error that is not a llama server's",
-        "a proxy answers whose server is away, or which ends answers that take long",
+        "a proxy whose server is away, or whose timeouts are too short for long responses",
         (
-            "ask the server behind the proxy itself   # llamado deploy nginx writes a proxy with fitting time-outs",
+            "use the URL of the server behind the proxy   # llamado deploy nginx writes a proxy with suitable timeouts",
         ),
     ),
     "worker-lost": Symptom(
-        "503: a worker is away",
-        "URL: /health names it",
-        "its process or machine has ended, or the network between them",
+        "A worker is lost; the server returns 503",
+        "URL: the worker in /health's error",
+        "the worker's process or machine has ended, or the network between them is down",
         (
-            "llamado worker -p {port}   # on {host}; --rpc-failover 30 lets the server do without it",
-            "start the worker again   # --rpc-failover 30 lets the server do without it",
+            "llamado worker -p {port}   # on {host}; with --rpc-failover 30 the server continues without it",
+            "start the worker again   # with --rpc-failover 30 the server continues without it",
         ),
     ),
     "degraded": Symptom(
-        "A worker is away, others have its layers",
+        "A worker is lost; other devices have taken its layers",
         "URL: degraded in /health",
-        "its process or machine has ended; answers go on, slower",
+        "the worker's process or machine has ended; the server continues, slower",
         (
             "llamado worker -p {port}   # on {host}: it gets its layers back",
             "start the worker again: it gets its layers back",
         ),
     ),
     "replica-missing": Symptom(
-        "A gateway does without a replica",
-        "URL of a gateway: /metrics, and the states that /health gives with 503",
-        "its server has ended, still loads, or cannot be reached from the gateway",
+        "A replica of the gateway is not ready",
+        "URL of a gateway: /gateway/status, and the replica states in /health's error",
+        "the replica's server has ended, still loads, or cannot be reached from the gateway",
         (
             "llamado doctor {url}",
-            "read the gateway's log: it has the reason   # llamado doctor with the replica's address examines it",
+            "read the gateway's log: it has the reason   # llamado doctor with the replica's address checks it",
         ),
     ),
     "no-slots": Symptom(
-        "No slot is free",
-        "URL: /slots, /health?fail_on_no_slot=1 and requests_deferred of /metrics",
-        "more requests than slots; those behind them wait",
+        "Requests wait for a free slot",
+        "URL: requests_deferred in /metrics, /slots, /health?fail_on_no_slot=1",
+        "there are more concurrent requests than slots",
         (
-            "restart the server with -np {more}   # or put more replicas behind one address",
-            "restart the server with a larger -np   # or put more replicas behind one address",
+            "restart the server with -np {more}   # or put more replicas behind a gateway",
+            "restart the server with a larger -np   # or put more replicas behind a gateway",
         ),
     ),
     "wrong-key": Symptom(
-        "401: a key is missing or wrong",
+        "401: the API key is missing or wrong",
         "URL: GET /props with --api-key",
-        "the server was started with --api-key, and this one is not among them",
-        ("send one of the keys that the server was started with   # llamado's commands take it as --api-key",),
+        "the server was started with --api-key and does not accept this key",
+        ("send one of the keys that the server was started with   # llamado's commands accept it as --api-key",),
     ),
     "no-key": Symptom(
-        "Open to others without a key",
-        "URL that others can reach: GET /props and /slots without a key",
-        "--host 0.0.0.0 without --api-key: whoever gets through uses the machine and sees what others ask",
+        "The server is reachable from other machines without a key",
+        "URL that is not loopback: GET /props without a key",
+        "--host 0.0.0.0 without --api-key: anyone on the network can use the server and read the requests of others",
         ("restart the server with --api-key $(openssl rand -hex 16)",),
     ),
     "bind-address": Symptom(
-        "It listens on another address of this machine",
-        "URL of this machine: 127.0.0.1 and ::1 as well",
-        "the server listens on one address only (--host, 127.0.0.1 if none is given)",
+        "The server listens on another address of this machine",
+        "URL on this machine: try 127.0.0.1 and ::1",
+        "the server listens on one address only (--host, default 127.0.0.1)",
         ("restart the server with --host {listen}   # or use {url}",),
     ),
     "clock": Symptom(
-        "Clocks differ",
-        "URL: the Date of answers against this machine's time",
-        "a clock is not synchronised: certificates, created and rate limits are then wrong",
+        "The clocks differ",
+        "URL: the Date header compared with this machine's clock",
+        "a clock is not synchronized, which breaks certificates, created timestamps and rate limits",
         ("sudo timedatectl set-ntp true   # on the machine whose clock is wrong",),
     ),
     "builds-differ": Symptom(
-        "Replicas are of different builds",
+        "Replicas run different builds",
         "several URLs: build_info of /props",
-        "one was updated and not the other: answers to the same seed may differ",
-        ("llamado --version   # on all of them: install the same one everywhere, then restart",),
+        "only some replicas were updated; responses to the same seed may differ",
+        ("llamado --version   # on every machine: install the same version everywhere, then restart",),
     ),
     "models-differ": Symptom(
         "Replicas serve different models",
-        "several URLs: size, parameters and context of /v1/models",
+        "several URLs: size, parameters and context in /v1/models",
         "one was started with another file or another -c",
         ("restart them with the same -m and the same -c",),
     ),
     # --- workers
     "worker-refused": Symptom(
-        "Connection refused by a worker",
-        "--rpc: a TCP connection",
+        "A worker refuses the connection",
+        "--rpc: open a TCP connection",
         "no worker runs there, or it listens on 127.0.0.1 only",
         (
-            "llamado worker -H 0.0.0.0 -p {port}   # on {host}; rpc-server -H 0.0.0.0 -p {port} alike",
+            "llamado worker -H 0.0.0.0 -p {port}   # on {host}; rpc-server -H 0.0.0.0 -p {port} works too",
             "start the worker   # with -H 0.0.0.0 if the server is on another machine",
         ),
     ),
     "worker-silent": Symptom(
-        "A worker accepts connections and does not greet",
-        "--rpc: HELLO",
-        "llama.cpp's rpc-server serves one client at a time and has one already; or it is stopped",
-        ("ss -tnp | grep ':{port} '   # who is connected; llamado worker -p {port} serves many",),
+        "A worker accepts the connection but does not respond",
+        "--rpc: RPC HELLO",
+        "llama.cpp's rpc-server serves one client at a time and has one already, or the worker is stopped",
+        ("ss -tnp | grep ':{port} '   # lists the connected clients; llamado worker -p {port} serves many",),
     ),
     "worker-version": Symptom(
-        "Versions of RPC differ",
+        "RPC versions differ",
         "--rpc: the version in HELLO",
-        "server and worker are of different llama.cpp builds",
+        "server and worker come from different llama.cpp builds",
         (
-            "install the same build of llama.cpp on both sides   # rpc-server prints its version when it starts. A "
-            "llamado worker greets a client that hung up in the other version: start that server again, or the "
-            "worker with --protocol 8",
+            "install the same build of llama.cpp on both sides   # rpc-server prints its version at start. After a "
+            "client hangs up, a llamado worker greets it in the other version: start that server again, or the worker "
+            "with --protocol 8",
         ),
     ),
     "not-a-worker": Symptom(
-        "No worker, but something else answers",
-        "--rpc: HELLO",
-        "another program has the port, or it is the address of an HTTP server",
+        "Another program responds instead of a worker",
+        "--rpc: RPC HELLO",
+        "another program uses the port, or it is the address of an HTTP server",
         (
-            "lsof -i :{port} -sTCP:LISTEN   # on {host}: which program it is",
-            "check the ports of --rpc   # lsof -i -sTCP:LISTEN on the worker's machine lists the programs that "
-            "listen",
+            "lsof -i :{port} -sTCP:LISTEN   # on {host}: prints the program that uses the port",
+            "check the ports in --rpc   # on the worker's machine, lsof -i -sTCP:LISTEN lists all listening programs",
         ),
     ),
     "worker-wants-tls": Symptom(
-        "TLS on one side only: the worker has it",
-        "--rpc: a TLS handshake, where plain HELLO fails",
+        "The worker uses TLS, --rpc does not",
+        "--rpc: TLS handshake, if plain HELLO fails",
         "the worker was started with --tls-cert",
         ("restart the server with --rpc tls://{host}:{port}   # and --rpc-ca with the file of its authority",),
     ),
     "worker-no-tls": Symptom(
-        "TLS on one side only: the worker does not have it",
-        "--rpc tls://: plain HELLO, where the handshake fails",
-        "the worker was started without --tls-cert; llama.cpp's never has TLS",
+        "--rpc uses TLS, the worker does not",
+        "--rpc tls://: plain HELLO, if the handshake fails",
+        "the worker was started without --tls-cert; llama.cpp's rpc-server has no TLS",
         ("restart the server with --rpc {host}:{port}   # or the worker with --tls-cert and --tls-key",),
     ),
     "worker-certificate": Symptom(
-        "A worker's certificate is not trusted, or it refuses ours",
-        "--rpc tls://: the handshake with --rpc-ca, --rpc-cert and --rpc-key",
-        "the authority is not given, the name is not in the certificate, or the worker asks for ours "
+        "The worker's certificate is not trusted, or the worker rejects the server's",
+        "--rpc tls://: handshake with --rpc-ca, --rpc-cert and --rpc-key",
+        "the authority is missing, the name is not in the certificate, or the worker requires a client certificate "
         "(--tls-client-ca)",
         (
             "restart the server with --rpc-ca   # and with --rpc-cert and --rpc-key if the worker has "
@@ -305,121 +305,121 @@ SYMPTOMS: dict[str, Symptom] = {
         ),
     ),
     "worker-without-memory": Symptom(
-        "A worker has no memory to lend",
-        "--rpc: the free memory of its devices",
-        "other clients have it all, its container has a small limit, or -m/--mem is small",
-        ("restart the worker with a larger -m   # or end what uses the memory of its machine",),
+        "A worker has no free memory",
+        "--rpc: free memory of its devices",
+        "other clients use it, its container has a small limit, or -m/--mem is small",
+        ("restart the worker with a larger -m   # or end other programs that use the memory of its machine",),
     ),
     "slow-link": Symptom(
-        "A slow link",
-        "--rpc: round trip of a graph and MB/s, against the other workers",
-        "Wi-Fi, a VPN, another site, or a saturated line: every token crosses it",
+        "Slow link to a worker",
+        "--rpc: round trip of a graph and MB/s, compared with the other workers",
+        "Wi-Fi, a VPN, another site, or a saturated line; every token crosses the link",
         (
-            "ping -c 20 {host}   # from the server; llamado plan shows which share of a token it takes",
-            "measure the link from the server   # llamado plan shows which share of a token it takes",
+            "ping -c 20 {host}   # from the server; llamado plan shows the link's share of the time per token",
+            "measure the link from the server   # llamado plan shows its share of the time per token",
         ),
     ),
     "slow-node": Symptom(
-        "A slow node",
-        "--rpc: how fast it reads weights, against the others",
-        "fewer cores or memory channels, a container's limit, or other work on it",
+        "Slow worker machine",
+        "--rpc: rate at which it reads weights, compared with the others",
+        "fewer cores or memory channels, a container limit, or other programs on it",
         (
-            "restart the server with -ts auto   # it gets fewer layers; top on {host} shows other work",
+            "restart the server with -ts auto   # it gets fewer layers; top on {host} shows other programs",
             "restart the server with -ts auto   # it gets fewer layers",
         ),
     ),
     "same-worker": Symptom(
-        "One worker under two names",
-        "--rpc: the addresses behind the names",
+        "One worker is listed under two names",
+        "--rpc: resolve the names to addresses",
         "its memory is counted twice, and layers are sent twice",
         ("restart the server with --rpc {all}",),
     ),
-    # --- a model's file
+    # --- model files
     "no-file": Symptom(
-        "The model's file is not there",
+        "The model file does not exist",
         "-m: the path",
         "the path is misspelled, or not mounted in the container",
         (
-            "ls -la {folder}   # llamado list shows the models that are here",
-            "check the path   # llamado list shows the models that are here",
+            "ls -la {folder}   # llamado list shows the models on this machine",
+            "check the path   # llamado list shows the models on this machine",
         ),
     ),
     "not-readable": Symptom(
-        "The model's file may not be read",
-        "-m: opening it",
+        "No permission to read the model file",
+        "-m: open the file",
         "it belongs to another user, as files of Ollama's service do",
         ("sudo chmod a+r {path}   # or sudo chown $USER {path}",),
     ),
     "not-gguf": Symptom(
-        "Not a GGUF file",
+        "The file is not GGUF",
         "-m: its first bytes",
-        "a page of an error or a Git LFS pointer was saved in its place, or it has another format",
-        ("fetch the file again, from the hub's /resolve/ address   # not /blob/; in a clone: git lfs pull",),
+        "an error page or a Git LFS pointer was saved instead, or the file has another format",
+        ("download the file again from the hub's /resolve/ URL   # not /blob/; in a clone: git lfs pull",),
     ),
     "truncated": Symptom(
-        "The file ends too early",
-        "-m: the sizes its header promises",
+        "The model file is incomplete",
+        "-m: the sizes in its header",
         "the download was interrupted, or the disk was full",
         (
-            "rm {path}   # then fetch it again",
-            "fetch the file again",
+            "rm {path}   # then download it again",
+            "download the file again",
         ),
     ),
     "missing-part": Symptom(
         "Parts of a split model are missing",
         "-m: the other parts beside the first",
-        "only some of NAME-0000i-of-0000N.gguf were fetched, or a later one was given",
+        "only some of NAME-0000i-of-0000N.gguf were downloaded, or -m is not the first part",
         (
-            "fetch all of {pattern} into {folder}, and give the first",
-            "fetch all parts into one folder, and give the first",
+            "download all of {pattern} into {folder}, and pass the first to -m",
+            "download all parts into one folder, and pass the first to -m",
         ),
     ),
     "damaged": Symptom(
         "The file's header is damaged",
         "-m: every field and range of its header",
-        "a bad download or disk, or a program that writes GGUF wrongly",
+        "a bad download or disk, or a faulty GGUF writer",
         (
-            "sha256sum {path}   # compare with the hub's; fetch it again where it differs",
-            "sha256sum of the file, and the hub's: fetch it again where they differ",
+            "sha256sum {path}   # compare with the hub's; download it again if it differs",
+            "compare the file's sha256sum with the hub's, and download it again if it differs",
         ),
     ),
     "architecture": Symptom(
-        "An architecture that is not known here",
+        "Unknown model architecture",
         "-m: general.architecture",
-        "the file is newer than this program, or Ollama gave the architecture a name of its own",
+        "the file is newer than this program, or Ollama renamed the architecture",
         (
-            "update llamado, or take another file of the model   # {instead}",
-            "update llamado, or take another file of the model   # of Ollama's the original's on Hugging Face",
+            "update llamado, or use another file of the model   # {instead}",
+            "update llamado, or use another file of the model   # instead of Ollama's, the one on Hugging Face",
         ),
     ),
     "weight-type": Symptom(
-        "A type of weights that has no kernel here",
+        "Unsupported weight type",
         "-m: the types of its tensors",
-        "a quantization that this program does not compute",
+        "llamado has no kernel for this quantization",
         (
-            "llama-quantize --allow-requantize {path} {path}.q4_k_m.gguf Q4_K_M   # or fetch a Q4_K_M of the model",
-            "fetch a Q4_K_M of the model",
+            "llama-quantize --allow-requantize {path} {path}.q4_k_m.gguf Q4_K_M   # or download a Q4_K_M of the model",
+            "download a Q4_K_M of the model",
         ),
     ),
     "no-model": Symptom(
-        "Not a language model",
+        "The file is not a language model",
         "-m: general.type and the architecture",
-        "the file is an adapter or a projector (mmproj) of a model",
-        ("give {flag} {path} beside -m with the model that it belongs to",),
+        "it is an adapter or a projector (mmproj) of a model",
+        ("pass {flag} {path} together with -m and the model that it belongs to",),
     ),
     "invalid-model": Symptom(
-        "The file contradicts its architecture",
+        "The file does not match its architecture",
         "-m: hyper-parameters and weights",
-        "it was converted by another version, or is not what its name says",
+        "another version converted it, or its name is misleading",
         (
             "llamado inspect {path}",
-            "fetch another file of the model   # llamado inspect shows what this one says",
+            "download another file of the model   # llamado inspect shows the contents of this one",
         ),
     ),
     "too-large": Symptom(
-        "The model is larger than memory",
-        "-m: its size, context and cache against memory here and of --rpc",
-        "weights, context and K/V cache need more than is free",
+        "The model does not fit in memory",
+        "-m: weights, context and cache compared with free memory here and on the workers of --rpc",
+        "weights, context and KV cache need more than is free",
         (
             "{fits}",
             "start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",
@@ -428,12 +428,12 @@ SYMPTOMS: dict[str, Symptom] = {
     "ollama-model": Symptom(
         "Ollama does not have this model",
         "-m ollama:NAME: its manifest",
-        "it was never pulled, has another tag, or Ollama's folder is elsewhere ($OLLAMA_MODELS)",
-        ("ollama pull {name}   # ollama list shows what there is",),
+        "it was never pulled, has another tag, or Ollama uses another folder ($OLLAMA_MODELS)",
+        ("ollama pull {name}   # ollama list shows the models",),
     ),
     "ollama-blob": Symptom(
-        "Ollama's manifest points to a file that is missing",
-        "-m ollama:NAME: the blob of its manifest",
+        "A file of the Ollama model is missing",
+        "-m ollama:NAME: the blob that its manifest refers to",
         "the store was cleaned up or copied in part",
         (
             "ollama pull {name}",
@@ -442,80 +442,80 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     # --- this machine
     "port-taken": Symptom(
-        "The port is taken",
-        "--port: listening there",
-        "another program, or an earlier one of this, still runs",
+        "The port is in use",
+        "--port: listen on it",
+        "another program uses it, or an earlier server still runs",
         (
             "kill {pid}   # {program}; or --port {free}",
-            "ss -ltnp 'sport = :{port}'   # which program it is; or take another --port",
-            "take another --port   # ss -ltnp lists the programs that listen",
+            "ss -ltnp 'sport = :{port}'   # prints the program that uses it; or use another --port",
+            "use another --port   # ss -ltnp lists all listening programs",
         ),
     ),
     "port-forbidden": Symptom(
-        "The port may not be used",
-        "--port: listening there",
-        "ports below 1024 are the administrator's",
-        ("take --port 8080   # with a proxy before it: llamado deploy nginx",),
+        "No permission to use the port",
+        "--port: listen on it",
+        "only the administrator may use ports below 1024",
+        ("use --port 8080   # with a proxy in front of it: llamado deploy nginx",),
     ),
     "not-this-machine": Symptom(
-        "The address is none of this machine's",
-        "--host: listening there",
-        "--host names where to listen: an address of this machine, or 0.0.0.0 for all",
-        ("ip -brief address   # then take one of these with --host, or 0.0.0.0 with --api-key",),
+        "The address does not belong to this machine",
+        "--host: listen on it",
+        "--host is the address to listen on: one of this machine, or 0.0.0.0 for all of them",
+        ("ip -brief address   # then use one of these for --host, or 0.0.0.0 with --api-key",),
     ),
     "container-memory": Symptom(
-        "A container's limit is what is short",
-        "limits of control groups against the machine's memory",
-        "the container or unit may have less than the machine has",
+        "The container's memory limit is too small for the model",
+        "control group limits compared with the machine's memory",
+        "the container or unit is limited to less memory than the machine has",
         (
             "docker run --memory {needed}   # compose: deploy.resources.limits.memory; systemd: MemoryMax={needed}",
         ),
     ),
     "too-many-threads": Symptom(
-        "More threads than processors",
-        "-t against affinity, cores and the share of time of control groups",
-        "threads that wait for each other: every step is as slow as the last of them",
-        ("take -t {cores}   # or leave -t out",),
+        "More threads than cores",
+        "-t compared with CPU affinity, cores and the CPU limit of control groups",
+        "threads share cores and wait for each other; every step is as slow as the last thread",
+        ("use -t {cores}   # or leave -t out",),
     ),
     "lock-limit": Symptom(
-        "--mlock cannot lock the model",
-        "--mlock: RLIMIT_MEMLOCK and the container's memory against the file",
-        "the limit of locked memory is small",
+        "--mlock cannot lock the model in RAM",
+        "--mlock: RLIMIT_MEMLOCK and the container's memory compared with the file",
+        "the limit for locked memory is too small",
         ("ulimit -l unlimited   # systemd: LimitMEMLOCK=infinity; docker run --ulimit memlock=-1",),
     ),
     "disk-full": Symptom(
         "The disk is full",
-        "free space of the cache's folder",
-        "models and a worker's cache fill it",
+        "free space in the cache folder",
+        "models and worker caches fill it",
         (
-            "du -sh {folder}/*   # delete what is not needed, or set LLAMADO_CACHE to a folder of another disk",
-            "df -h   # delete what is not needed, or set LLAMADO_CACHE to a folder of another disk",
+            "du -sh {folder}/*   # delete what you do not need, or set LLAMADO_CACHE to a folder on another disk",
+            "df -h   # delete what you do not need, or set LLAMADO_CACHE to a folder on another disk",
         ),
     ),
     "cache-not-writable": Symptom(
-        "The cache cannot be written",
-        "the cache's folder: making a file there",
+        "The cache folder is not writable",
+        "the cache folder: create a file",
         "it belongs to another user, or is mounted read-only",
         (
             "sudo chown -R $(id -u) {folder}   # or set LLAMADO_CACHE to another folder",
-            "set LLAMADO_CACHE, for llama.cpp LLAMA_CACHE, to a folder that can be written",
+            "set LLAMADO_CACHE, for llama.cpp LLAMA_CACHE, to a writable folder",
         ),
     ),
     "open-files": Symptom(
-        "Few open files are allowed",
+        "The limit for open files is small",
         "RLIMIT_NOFILE",
         "each connection is an open file",
         ("ulimit -n 65536   # systemd: LimitNOFILE=65536",),
     ),
-    # --- logs alone
+    # --- logs
     "crash": Symptom(
         "The process crashed",
         "LOGFILE: segmentation fault, abort, GGML_ASSERT",
-        "while loading it is often the fitting of memory; with mixed back ends flash attention",
-        ("start it with -fit off   # still: with -fa off, too",),
+        "during loading often the memory fit; with mixed back ends often flash attention",
+        ("start it with -fit off   # if it still crashes: with -fa off too",),
     ),
     "killed": Symptom(
-        "The system ended the process for want of memory",
+        "The system killed the process because memory ran out",
         "LOGFILE: Killed, oom-kill",
         "model, context and cache need more than the machine or container has",
         (
@@ -524,51 +524,64 @@ SYMPTOMS: dict[str, Symptom] = {
     ),
     "out-of-memory": Symptom(
         "Out of memory",
-        "LOGFILE: a buffer that could not be had",
-        "weights, K/V cache or batches are larger than the memory of a device",
+        "LOGFILE: a failed buffer allocation",
+        "weights, KV cache or batches do not fit in the memory of a device",
         (
             "start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",
         ),
     ),
     "context-full": Symptom(
-        "A prompt is longer than the context",
+        "The prompt is longer than the context",
         "LOGFILE",
         "the context of a slot is -c divided by -np",
         ("start with a larger -c, or a smaller -np",),
     ),
     "wrong-flag": Symptom(
-        "A flag that is not known, or a bad value",
+        "Unknown flag, or invalid value",
         "LOGFILE",
         "flags differ between versions",
-        ("llamado serve --help   # takes the older spellings, too",),
+        ("llamado serve --help   # older spellings work too",),
     ),
     "no-template": Symptom(
         "The chat template cannot be used",
         "LOGFILE",
-        "the model's template is none, or uses what is not known",
+        "the model has no chat template, or its template uses unsupported features",
         ("start with --chat-template chatml",),
     ),
     "device-same": Symptom(
         "Two workers share a device that cannot be shared",
-        "LOGFILE: an operation that is not supported, in rpc-server",
-        "rpc-server without -d takes all devices, BLAS among them",
-        ("rpc-server -d CPU   # each with a -d of its own",),
+        "LOGFILE: an unsupported operation in rpc-server",
+        "rpc-server without -d uses all devices, including BLAS",
+        ("rpc-server -d CPU   # start each with a different -d",),
     ),
 }  # fmt: skip
 
+_SECTIONS = {
+    "refused": "Servers",
+    "worker-refused": "Workers",
+    "no-file": "Model files",
+    "port-taken": "This machine",
+    "crash": "Logs",
+}
+"""Headings of the page, by the first symptom below each."""
+
 
 def page() -> str:
-    """The table as a Markdown page."""
+    """Return the table as a Markdown page."""
     lines = [
-        "# Symptoms that `llamado doctor` knows",
+        "# Symptoms and fixes",
         "",
-        "Made by `python -m llamado.cluster.doctor.symptoms`. Fields in braces are filled in.",
+        "For people whose server, worker or model does not work. [`llamado doctor`](operations.md#diagnose-a-problem)",
+        "prints the symptoms that it finds, each with its likely cause and the command that fixes it. This page lists",
+        "all symptoms. *Check* names the input and the check; doctor fills in the fields in braces.",
         "",
-        "| symptom | how it is looked for | likely causes | what mends it |",
-        "|---|---|---|---|",
+        "`python -m llamado.cluster.doctor.symptoms` generates this page.",
     ]
-    for row in SYMPTOMS.values():
-        cells = [row.title, row.looked, row.cause, f"`{row.remedies[0]}`"]
+    for symptom, row in SYMPTOMS.items():
+        if symptom in _SECTIONS:
+            lines += ["", f"## {_SECTIONS[symptom]}", ""]
+            lines += ["| symptom | check | likely cause | fix |", "|---|---|---|---|"]
+        cells = [row.title, row.check, row.cause, f"`{row.remedies[0]}`"]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Workers: whether each answers, in which version and with or without TLS, and how the way to it and it compare."""
+"""Checks of workers: reachability, RPC version, TLS, memory, and slow links or machines compared with the others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from llamado.cluster.doctor.machine import stopped
-from llamado.cluster.doctor.probes import How, Reached, hello, reach, speaks_tls
+from llamado.cluster.doctor.machine import stopped_finding
+from llamado.cluster.doctor.probes import ConnectResult, HelloResult, probe_connection, probe_hello, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, Unreachable, backend
@@ -22,24 +22,24 @@ from llamado.rpc.wire import LATEST, SPOKEN, spoken
 
 _LEAST_MEMORY = 64 << 20
 _TIMES = 4.0
-"""So many times worse than the others' median is slow."""
+"""A value this many times worse than the median of the others counts as slow."""
 _ROUND_TRIP, _FAR = 2e-3, 50e-3
-"""Seconds of a round trip that are never slow, and those that always are."""
+"""Round trips in seconds: up to the first never slow, above the second always slow."""
 _BANDWIDTH, _NARROW = 100e6, 10e6
-"""Bytes a second that are never slow, and those that always are (a line of 100 Mbit/s)."""
+"""Bytes per second: from the first up never slow, below the second always slow (a line of 100 Mbit/s)."""
 
 
 def examine_workers(split: SplitOptions, *, timeout: float = 5.0, measure: bool = True) -> list[Finding]:
-    """All that ails the workers, each by itself and then against the others.
+    """Return the findings of workers, first of each one, then in comparison.
 
-    `measure`: whether the ways to them and their speeds are measured, which takes a few seconds. Raises EndpointError.
+    `measure`: measure links and speeds, which takes a few seconds. Raises EndpointError.
     """
     endpoints = [Endpoint.parse(text) for text in split.rpc]
     with ThreadPoolExecutor(max(1, len(endpoints)), "llamado-doctor") as pool:
-        looked = list(pool.map(lambda endpoint: _look(endpoint, split, timeout), endpoints))
-    findings = [one for one in looked if one is not None]
-    findings += _same(endpoints)
-    sound = [endpoint for endpoint, one in zip(endpoints, looked, strict=True) if one is None]
+        results = list(pool.map(lambda endpoint: _check_worker(endpoint, split, timeout), endpoints))
+    findings = [one for one in results if one is not None]
+    findings += _duplicates(endpoints)
+    sound = [endpoint for endpoint, one in zip(endpoints, results, strict=True) if one is None]
     options = DeviceOptions(ca=split.ca, cert=split.cert, key=split.key)
     devices: list[Device] = []
     try:
@@ -47,7 +47,7 @@ def examine_workers(split: SplitOptions, *, timeout: float = 5.0, measure: bool 
             connected = backend("rpc", [str(endpoint) for endpoint in sound], options).connect(timeout)
             for endpoint, place in zip(sound, connected, strict=True):
                 if isinstance(place, Unreachable):
-                    held = stopped(endpoint.host, endpoint.port, str(endpoint))
+                    held = stopped_finding(endpoint.host, endpoint.port, str(endpoint))
                     findings.append(held or finding("worker-silent", str(endpoint), place.why, port=endpoint.port))
                 else:
                     devices += place
@@ -56,42 +56,46 @@ def examine_workers(split: SplitOptions, *, timeout: float = 5.0, measure: bool 
             figures = measure_all(devices)
             findings += compare(figures, split.rpc)
     except LlamadoError as error:
-        findings.append(finding("worker-lost", ", ".join(split.rpc), f"while it was measured: {error}"))
+        findings.append(finding("worker-lost", ", ".join(split.rpc), f"during measurement: {error}"))
     finally:
         for device in devices:
             device.close()
     return findings
 
 
-def _look(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Finding | None:
-    """What is wrong with one worker, None for one that greets."""
+def _check_worker(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Finding | None:
+    """Return the finding of one worker, None if it greets."""
     where = str(endpoint)
     facts: dict[str, Any] = {"host": endpoint.host, "port": endpoint.port}
-    outcome, why = reach(endpoint.host, endpoint.port, timeout)
-    symptom = {Reached.UNKNOWN: "unknown-host", Reached.TIMEOUT: "unreachable", Reached.REFUSED: "worker-refused"}
-    if outcome is not Reached.OPEN:
+    outcome, why = probe_connection(endpoint.host, endpoint.port, timeout)
+    symptom = {
+        ConnectResult.UNKNOWN: "unknown-host",
+        ConnectResult.TIMEOUT: "unreachable",
+        ConnectResult.REFUSED: "worker-refused",
+    }
+    if outcome is not ConnectResult.OPEN:
         return finding(symptom[outcome], where, why, **facts)
     tls = (lambda: client_tls(split.ca, split.cert, split.key)) if endpoint.tls else None
-    greeting = hello(endpoint.host, endpoint.port, timeout, tls)
-    if greeting.how is How.GREETED:
+    greeting = probe_hello(endpoint.host, endpoint.port, timeout, tls)
+    if greeting.result is HelloResult.GREETED:
         return _version(where, greeting.version or LATEST.version)
-    if greeting.how is How.SILENT:
-        held = stopped(endpoint.host, endpoint.port, where)
+    if greeting.result is HelloResult.SILENT:
+        held = stopped_finding(endpoint.host, endpoint.port, where)
         return held or finding("worker-silent", where, f"no greeting within {timeout:g} s", **facts)
-    if greeting.how is How.CERTIFICATE:
+    if greeting.result is HelloResult.CERTIFICATE:
         return finding("worker-certificate", where, greeting.detail, **facts)
-    if greeting.how is How.HTTP:
-        return finding("not-a-worker", where, "it speaks HTTP: the address of a server, not of a worker", **facts)
+    if greeting.result is HelloResult.HTTP:
+        return finding("not-a-worker", where, "it speaks HTTP, so it is a server, not a worker", **facts)
     if endpoint.tls:
-        plain = hello(endpoint.host, endpoint.port, timeout)
-        if plain.how is How.GREETED:
-            return finding("worker-no-tls", where, "it greets without TLS alone", **facts)
+        plain = probe_hello(endpoint.host, endpoint.port, timeout)
+        if plain.result is HelloResult.GREETED:
+            return finding("worker-no-tls", where, "it responds to HELLO only without TLS", **facts)
         if speaks_tls(endpoint.host, endpoint.port, timeout):
-            text = f"the handshake is refused: {greeting.detail or 'the connection is closed'}"
+            text = f"TLS handshake refused: {greeting.detail or 'connection closed'}"
             return finding("worker-certificate", where, text, **facts)
-    elif greeting.how is How.TLS or speaks_tls(endpoint.host, endpoint.port, timeout):
-        return finding("worker-wants-tls", where, "it closes plain connections, and answers a TLS handshake", **facts)
-    text = greeting.detail or "it ends the connection instead of greeting"
+    elif greeting.result is HelloResult.TLS or speaks_tls(endpoint.host, endpoint.port, timeout):
+        return finding("worker-wants-tls", where, "it closes plain connections; a TLS handshake succeeds", **facts)
+    text = greeting.detail or "it closes the connection instead of greeting"
     return finding("not-a-worker", where, text, **facts)
 
 
@@ -102,18 +106,18 @@ def _version(where: str, theirs: tuple[int, int, int]) -> Finding | None:
     return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SPOKEN}")
 
 
-def _same(endpoints: Sequence[Endpoint]) -> Iterator[Finding]:
-    """Endpoints whose addresses are one."""
+def _duplicates(endpoints: Sequence[Endpoint]) -> Iterator[Finding]:
+    """Yield a finding for endpoints with the same address and port."""
     names: dict[tuple[str, int], list[Endpoint]] = {}
     for endpoint in endpoints:
         with suppress(OSError):
             found = socket.getaddrinfo(endpoint.host, endpoint.port, socket.AF_INET, socket.SOCK_STREAM)
             names.setdefault((str(found[0][4][0]), endpoint.port), []).append(endpoint)
-    for (address, port), alike in names.items():
-        if len(alike) > 1:
-            kept = [str(one) for one in endpoints if one not in alike[1:]]
-            text = f"{' and '.join(map(str, alike))} are both {address}:{port}"
-            yield finding("same-worker", ", ".join(map(str, alike)), text, all=",".join(kept))
+    for (address, port), duplicates in names.items():
+        if len(duplicates) > 1:
+            kept = [str(one) for one in endpoints if one not in duplicates[1:]]
+            text = f"{' and '.join(map(str, duplicates))} are both {address}:{port}"
+            yield finding("same-worker", ", ".join(map(str, duplicates)), text, all=",".join(kept))
 
 
 def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
@@ -125,7 +129,7 @@ def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def compare(figures: Sequence[DeviceFigures], rpc: Sequence[str] = ()) -> list[Finding]:
-    """Which links and which nodes are slow, against the median of the others, and by themselves."""
+    """Return findings of slow links and machines, compared with the median of the others and with fixed limits."""
     return [*_links(figures, ",".join(rpc)), *_nodes(figures, ",".join(rpc))]
 
 
@@ -135,18 +139,20 @@ def _links(figures: Sequence[DeviceFigures], all_: str) -> Iterator[Finding]:
         others = [other for other in far if other is not one]
         trips = [other.round_trip for other in others]
         usual = statistics.median(trips) if trips else None
-        said = []
+        parts = []
         if one.round_trip > _FAR or (usual is not None and one.round_trip > max(_ROUND_TRIP, _TIMES * usual)):
-            said.append(f"a round trip of {1e3 * one.round_trip:.1f} ms" + (
+            parts.append(f"a round trip of {1e3 * one.round_trip:.1f} ms" + (
                 "" if usual is None else f" (the others {1e3 * usual:.1f} ms)"))  # fmt: skip
         rates = [other.bandwidth for other in others if other.bandwidth]
         rate = statistics.median(rates) if rates else None
         if one.bandwidth and (
             one.bandwidth < _NARROW or (rate is not None and one.bandwidth < min(_BANDWIDTH, rate / _TIMES))
         ):
-            said.append(f"{one.bandwidth / 1e6:.1f} MB/s" + ("" if rate is None else f" (the others {rate / 1e6:.0f})"))
-        if said:
-            yield finding("slow-link", one.name, "; ".join(said), all=all_, host=_host(one.name))
+            parts.append(
+                f"{one.bandwidth / 1e6:.1f} MB/s" + ("" if rate is None else f" (the others {rate / 1e6:.0f})")
+            )
+        if parts:
+            yield finding("slow-link", one.name, "; ".join(parts), all=all_, host=_host(one.name))
 
 
 def _nodes(figures: Sequence[DeviceFigures], all_: str) -> Iterator[Finding]:

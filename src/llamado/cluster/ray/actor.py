@@ -1,4 +1,4 @@
-"""What runs on a node of Ray's: an actor with one process of llamado's, which does not outlive it."""
+"""Ray actor with one llamado process, which ends with the actor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.secret_values import child_environment
 
 _LINES = 10_000
-"""Lines of output that are kept until somebody asks for them."""
-GONE = 128 + 9  # SIGKILL
-"""Exit code of a process that went with its actor."""
+"""Maximum number of output lines kept until they are read."""
+LOST = 128 + 9  # SIGKILL
+"""Exit code of a process whose actor was lost."""
 
 
-class Begun(NamedTuple):
-    """A process that was started: its number, where it listens, and its id on that node."""
+class ProcessInfo(NamedTuple):
+    """A started process: the number of the run, the address it listens on, and the process id on its node."""
 
     run: int
     host: str
@@ -29,10 +29,10 @@ class Begun(NamedTuple):
 
 
 class ProcessActor:
-    """One process at a time. `host`: the node's address, on which it listens; `grace`: seconds between SIGTERM and
-    SIGKILL where this actor is ended first.
+    """Runs one process at a time. Thread-safe.
 
-    Methods are called in several threads at once.
+    `host`: the node's address, on which the process listens. `grace`: seconds between SIGTERM and SIGKILL if the actor
+    ends first.
     """
 
     def __init__(self, grace: float, host: str | None = None) -> None:
@@ -45,10 +45,10 @@ class ProcessActor:
         self._code: int | None = None
         self._process: GuardedProcess | None = None
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Begun:
-        """Start `llamado` with arguments, and with an address: a free port of this node.
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ProcessInfo:
+        """Start `llamado` with these arguments and a free port of this node.
 
-        A process from before is ended: who started it has lost it. Raises OSError.
+        A previous process is killed: the supervisor has lost it. Raises OSError.
         """
         self.signal(self._run, signal.SIGKILL)
         with self._changed:
@@ -60,35 +60,36 @@ class ProcessActor:
         port = _free_port(self._host)
         command = own_command(*arguments, "--host", self._host, "--port", str(port))
         self._process = GuardedProcess(
-            command, {**child_environment(), **environment}, self._guard, said=self._said, ended=self._ended
+            command, {**child_environment(), **environment}, self._guard, said=self._add_line, ended=self._set_exit_code
         )
-        return Begun(run, self._host, port, self._process.pid)
+        return ProcessInfo(run, self._host, port, self._process.pid)
 
-    def follow(self, run: int, seen: int, wait: float) -> tuple[list[str], int | None]:
-        """What a process has said after the first `seen` lines, and its exit code once it has ended; what is new is
-        waited for, for so many seconds.
+    def read_output(self, run: int, seen: int, wait: float) -> tuple[list[str], int | None]:
+        """Return a run's output after the first `seen` lines, and its exit code if it has ended.
+
+        Waits up to `wait` seconds for new lines or the end. Returns `LOST` as exit code if another run has started.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: run != self._run or self._code is not None or self._n_lines > seen, timeout=wait
             )
             if run != self._run:
-                return [], GONE
+                return [], LOST
             new = min(self._n_lines - seen, len(self._lines))
             return list(self._lines)[len(self._lines) - new :], self._code
 
     def signal(self, run: int, sig: int) -> None:
-        """Send a signal to a process, and to all that it started."""
+        """Send a signal to a run's process group; ignored if another run has started."""
         if run == self._run and self._process is not None:
             self._process.signal(sig)
 
-    def _said(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         with self._changed:
             self._lines.append(line)
             self._n_lines += 1
             self._changed.notify_all()
 
-    def _ended(self, code: int) -> None:
+    def _set_exit_code(self, code: int) -> None:
         with self._changed:
             self._code = code
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Ray as the place where services run: an actor for each, on whichever node has room.
+"""Services on Ray: one actor per service, on any node with enough free resources.
 
-Ray makes an actor anew elsewhere when it or its node ends (max_restarts); who keeps the services running then starts
-the process in it again.
+Ray recreates an actor on another node after it or its node ends (max_restarts); the supervisor then starts the process
+in it again.
 """
 
 from __future__ import annotations
@@ -19,136 +19,145 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llamado.cluster.file import RayConfig
-from llamado.cluster.ray.actor import GONE, Begun, ProcessActor
+from llamado.cluster.ray.actor import LOST, ProcessActor, ProcessInfo
 from llamado.cluster.services import Reservation, Service
 from llamado.errors import LlamadoError
 from llamado.installation import install_command
 
 log = logging.getLogger("llamado.up")
 
-_FOLLOW = 5.0
-"""Seconds for which an actor waits for new lines in one call."""
-_LOOK = 1.0
-"""Seconds after which it is said again why an actor is not there yet."""
-_PAUSE = 0.25
-"""Seconds before an actor that is made anew is asked again."""
-_KNOCK = 5.0
-"""Seconds in which Ray's head has to take a connection."""
+_READ_SECONDS = 5.0
+"""Seconds that an actor waits for new lines in one call."""
+_REPORT_SECONDS = 1.0
+"""Seconds between two reports on a missing actor."""
+_RETRY_SECONDS = 0.25
+"""Seconds before another call to an actor that Ray recreates."""
+_CONNECT_SECONDS = 5.0
+"""Timeout of the connection to Ray's head, in seconds."""
 _THREADS = 4
-"""Calls that an actor answers at once: one follows the output, others start and signal."""
+"""Concurrent calls to an actor: one reads output, others start and signal."""
 
 
 class RayUnavailable(LlamadoError):
-    """Ray is not installed, not there, or has no room."""
+    """Ray is not installed, cannot be reached, or has not enough free resources."""
 
 
 class RayProcess:
-    """A process in an actor."""
+    """A process in a Ray actor."""
 
-    def __init__(self, actor: Any, begun: Begun, kill: Callable[[], None]) -> None:
-        self.pid, self.host, self.port = begun.pid, begun.host, begun.port
+    def __init__(self, actor: Any, info: ProcessInfo, kill: Callable[[], None]) -> None:
+        self.pid, self.host, self.port = info.pid, info.host, info.port
         self.last_lines: deque[str] = deque(maxlen=20)
-        self._actor, self._run, self._kill = actor, begun.run, kill
+        self._actor, self._run, self._kill = actor, info.run, kill
 
     def signal(self, sig: int) -> None:
-        """Send a signal to it; SIGKILL ends its actor, which may not answer any more."""
+        """Send a signal. SIGKILL ends the actor too, because it may be unresponsive."""
         if sig == signal.SIGKILL:
             self._kill()
         else:
             self._actor.signal.remote(self._run, sig)
 
-    async def follow(self, errors: type[Exception], said: Callable[[str], None]) -> int:
-        """Tell each line of its output; its exit code, once it has ended or its actor is gone."""
+    async def read_output(self, errors: type[Exception], on_line: Callable[[str], None]) -> int:
+        """Call `on_line` with each line of output until the process ends. Return its exit code.
+
+        An exception of type `errors` means that the actor is lost.
+        """
         seen = 0
         while True:
             try:
-                lines, code = await self._actor.follow.remote(self._run, seen, _FOLLOW)
+                lines, code = await self._actor.read_output.remote(self._run, seen, _READ_SECONDS)
             except errors:
-                return GONE
+                return LOST
             seen += len(lines)
             for line in lines:
                 self.last_lines.append(line)
-                said(line)
+                on_line(line)
             if code is not None:
                 found: int = code
                 return found
 
 
 class RayNodes:
-    """Ray, from `connect` to `close`. Its coroutines belong to one event loop."""
+    """The nodes of a Ray cluster, usable until `close`. Its coroutines belong to one event loop."""
 
     def __init__(self, ray: Any, config: RayConfig, grace: float) -> None:
         self._ray, self._config, self._grace = ray, config, grace
         self._actors: dict[str, Any] = {}
-        self._was_there: set[str] = set()
+        self._placed: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(
         self,
         service: Service,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
-        said: Callable[[str], None],
-        ended: Callable[[int], None],
-        waiting: Callable[[str], None],
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int], None],
+        on_wait: Callable[[str], None],
     ) -> tuple[Service, RayProcess]:
-        """Start a service's process in its actor, wherever that is now: the service with its address, and the process.
+        """Start a service's process in its actor. Return the service with its new address, and the process.
 
-        `said` is called with each line of its output, `ended` once with its exit code, `waiting` with the reason while
-        Ray has no room. Raises RayUnavailable.
+        `on_line` gets each line of output, `on_exit` the exit code, `on_wait` the reason while Ray has no free
+        resources. Raises RayUnavailable.
         """
-        begun = await self._begun(service, words, waiting)
-        self._was_there.add(service.name)
+        info = await self._start_in_actor(service, arguments, on_wait)
+        self._placed.add(service.name)
         actor = self._actors[service.name]
-        process = RayProcess(actor, begun, lambda: self._ray.kill(actor, no_restart=False))
-        self._task(self._follow(process, said, ended))
+        process = RayProcess(actor, info, lambda: self._ray.kill(actor, no_restart=False))
+        self._start_task(self._read_to_end(process, on_line, on_exit))
         return replace(service, host=process.host, port=process.port), process
 
-    async def _begun(self, service: Service, words: Sequence[str], waiting: Callable[[str], None]) -> Begun:
+    async def _start_in_actor(
+        self, service: Service, arguments: Sequence[str], on_wait: Callable[[str], None]
+    ) -> ProcessInfo:
         exceptions = self._ray.exceptions
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
             actor = self._actors.get(service.name)
             if actor is None:
-                actor = self._actors[service.name] = self._make(service)
-            answer = asyncio.ensure_future(_answer(actor.start.remote(list(words), dict(service.environment))))
+                actor = self._actors[service.name] = self._create_actor(service)
+            answer = asyncio.ensure_future(_result_of(actor.start.remote(list(arguments), dict(service.environment))))
             try:
-                while not (await asyncio.wait([answer], timeout=_LOOK))[0]:
-                    why = self._why_not_there(service)
-                    waiting(why)
-                    if service.name not in self._was_there and loop.time() - began > self._config.wait:
+                while not (await asyncio.wait([answer], timeout=_REPORT_SECONDS))[0]:
+                    why = self._placement_problem(service)
+                    on_wait(why)
+                    if service.name not in self._placed and loop.time() - began > self._config.wait:
                         raise RayUnavailable(f"{service.name}: after {self._config.wait:g} s {why}")
-                return Begun(*answer.result())
+                return ProcessInfo(*answer.result())
             except exceptions.ActorUnavailableError:
-                waiting("Ray makes its actor anew")
+                on_wait("Ray is recreating its actor")
             except exceptions.RayError as error:
-                if service.name not in self._was_there:
+                if service.name not in self._placed:
                     raise RayUnavailable(f"{service.name}: {_cause(error)}") from None
-                waiting(_cause(error))
+                on_wait(_cause(error))
                 self._ray.kill(actor)
                 del self._actors[service.name]
             finally:
                 answer.cancel()
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _follow(self, process: RayProcess, said: Callable[[str], None], ended: Callable[[int], None]) -> None:
-        ended(await process.follow(self._ray.exceptions.RayError, said))
+    async def _read_to_end(
+        self, process: RayProcess, on_line: Callable[[str], None], on_exit: Callable[[int], None]
+    ) -> None:
+        on_exit(await process.read_output(self._ray.exceptions.RayError, on_line))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _make(self, service: Service) -> Any:
-        reserves = service.reserves
-        assert reserves is not None
+    def _create_actor(self, service: Service) -> Any:
+        reservation = service.reservation
+        assert reservation is not None
         return (
             self._ray.remote(ProcessActor)
             .options(
-                num_cpus=reserves.cpus,
-                memory=reserves.memory or None,
-                scheduling_strategy="SPREAD" if reserves.node is None else self._on(service.name, reserves.node),
+                num_cpus=reservation.cpus,
+                memory=reservation.memory or None,
+                scheduling_strategy="SPREAD"
+                if reservation.node is None
+                else self._node_strategy(service.name, reservation.node),
                 max_restarts=-1,
                 max_task_retries=0,
                 max_concurrency=_THREADS,
@@ -156,8 +165,8 @@ class RayNodes:
             .remote(self._grace)
         )
 
-    def _on(self, name: str, node: str) -> Any:
-        """That an actor must be on a node. Raises RayUnavailable."""
+    def _node_strategy(self, name: str, node: str) -> Any:
+        """Return the scheduling strategy that requires a node. `name`: the service. Raises RayUnavailable."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         alive = self._alive()
@@ -165,22 +174,27 @@ class RayNodes:
             if node in (one["NodeID"], one["NodeManagerAddress"], one["NodeName"]):
                 return NodeAffinitySchedulingStrategy(node_id=one["NodeID"], soft=False)
         there = ", ".join(f"{one['NodeManagerAddress']} ({one['NodeID'][:8]}…)" for one in alive)
-        raise RayUnavailable(f"{name}: Ray has no node {node}; there are {there}")
+        raise RayUnavailable(f"{name}: Ray has no node {node}; its nodes are {there}")
 
     def _alive(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def _why_not_there(self, service: Service) -> str:
-        """What Ray lacks for an actor, in words."""
-        assert service.reserves is not None
+    def _placement_problem(self, service: Service) -> str:
+        """Return in words why Ray has not placed a service's actor."""
+        assert service.reservation is not None
         nodes = [node["Resources"] for node in self._alive()]
-        if not any(_fits(service.reserves, node) for node in nodes):
-            return f"no node of Ray's is large enough: {_needs(service.reserves)}; the nodes have {_held(nodes)}"
+        if not any(_fits(service.reservation, node) for node in nodes):
+            return (
+                f"no Ray node is large enough: {_requirements(service.reservation)}; the nodes have {_capacity(nodes)}"
+            )
         free = self._ray.available_resources()
-        return f"Ray has no room: {_needs(service.reserves)}; of the nodes' {_held(nodes)} {_amount(free)} are free"
+        return (
+            f"Ray has not enough free resources: {_requirements(service.reservation)}; of the nodes' "
+            f"{_capacity(nodes)}, {_amount(free)} are free"
+        )
 
     def close(self) -> None:
-        """End all actors, and leave Ray."""
+        """End all actors and disconnect from Ray."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(self._ray.exceptions.RayError):
@@ -190,12 +204,15 @@ class RayNodes:
 
 
 @contextlib.contextmanager
-def connected(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
-    """Ray while a cluster of this name runs; `grace`: seconds between SIGTERM and SIGKILL. Raises RayUnavailable."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would ask the internet
+def connect(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
+    """Connect to Ray while a cluster of this name runs.
+
+    `grace`: seconds between SIGTERM and SIGKILL. Raises RayUnavailable.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no requests to the internet
     try:
         import ray
-        from ray import init  # which a mere folder of that name has not, and Ray leaves one in /tmp
+        from ray import init  # fails for a plain folder named ray, which Ray leaves in /tmp
     except ImportError:
         raise RayUnavailable(f"on: ray: Ray is not installed: {install_command('ray')}") from None
     where: Mapping[str, Any] = (
@@ -203,13 +220,13 @@ def connected(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
     )
     try:
         if config.address not in ("auto", "local"):
-            _knock(config.address)
+            _check_reachable(config.address)
         init(**where, namespace=f"llamado-{name}", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RayUnavailable(
-            f"no Ray is reached at {config.address}: {reason} (ray start --head starts one; ray: {{address: local}} in "
-            "the file has one started for this cluster alone)"
+            f"cannot reach Ray at {config.address}: {reason} (ray start --head starts Ray; ray: {{address: local}} in "
+            "the file starts one for this cluster)"
         ) from None
     nodes = RayNodes(ray, config, grace)
     try:
@@ -218,30 +235,30 @@ def connected(config: RayConfig, name: str, grace: float) -> Iterator[RayNodes]:
         nodes.close()
 
 
-def _knock(address: str) -> None:
-    """Ray itself would look for its head for minutes. Raises OSError and ValueError."""
+def _check_reachable(address: str) -> None:
+    """Check that Ray's head accepts connections: Ray itself would retry for minutes. Raises OSError and ValueError."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if not parts.hostname or not parts.port:
         raise ValueError("expected host:port, auto or local")
-    with socket.create_connection((parts.hostname, parts.port), _KNOCK):
+    with socket.create_connection((parts.hostname, parts.port), _CONNECT_SECONDS):
         pass
 
 
-async def _answer(reference: Any) -> Any:
+async def _result_of(reference: Any) -> Any:
     return await reference
 
 
-def _fits(reserves: Reservation, node: Mapping[str, float]) -> bool:
-    return reserves.cpus <= node.get("CPU", 0) and reserves.memory <= node.get("memory", 0)
+def _fits(reservation: Reservation, node: Mapping[str, float]) -> bool:
+    return reservation.cpus <= node.get("CPU", 0) and reservation.memory <= node.get("memory", 0)
 
 
-def _needs(reserves: Reservation) -> str:
-    memory = f" and {_gigabytes(reserves.memory)}" if reserves.memory else ""
-    where = f" on {reserves.node}" if reserves.node else " on one node"
-    return f"{reserves.cpus} CPUs{memory}{where} are needed"
+def _requirements(reservation: Reservation) -> str:
+    memory = f" and {_gigabytes(reservation.memory)}" if reservation.memory else ""
+    where = f" on {reservation.node}" if reservation.node else " on one node"
+    return f"{reservation.cpus} CPUs{memory}{where} are needed"
 
 
-def _held(nodes: Sequence[Mapping[str, float]]) -> str:
+def _capacity(nodes: Sequence[Mapping[str, float]]) -> str:
     return ", ".join(_amount(node) for node in nodes) or "nothing"
 
 
@@ -254,6 +271,6 @@ def _gigabytes(n: float) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """The last line of what Ray says, where the reason stands."""
+    """Return the last line of Ray's error, which has the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""What a cluster on Ray is made of: servers and workers wherever Ray has room, and a gateway on this machine.
+"""Services of a cluster on Ray: servers and workers on Ray's nodes, and a gateway on this machine.
 
-A server and its workers may come back elsewhere at any time, so a gateway always stands before the servers, and workers
-that come back join their server with its token.
+Ray may restart a server or worker at another address at any time. Clients therefore always connect to the gateway, and
+a restarted worker joins its server again with the cluster token.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from pathlib import Path
 
 from llamado.cluster.file import ActorConfig, ClusterConfig, WorkerConfig
 from llamado.cluster.services import (
-    Addresses,
+    AddressFlag,
     Ports,
     Reservation,
     Service,
     ServiceRole,
-    alias_of,
     cluster_token,
-    gateway_of,
-    prefix_of,
+    gateway_service,
+    model_alias,
     server_arguments,
+    server_prefix,
 )
 from llamado.flags import memory_size, secrets_of, split_secrets
 
 _FAILOVER = "2"
-"""Seconds after which a lost worker's layers go to the others: it comes back at another address, if at all."""
+"""Default of --rpc-failover on Ray, in seconds: a lost worker never returns at its old address."""
 
 
-def services_on_ray(config: ClusterConfig) -> list[Service]:
-    """The services in the order of starting. Raises ClusterFileError, and FlagError for flags of the server."""
-    options, secrets_given = split_secrets(server_arguments(config.server, ours=True), "serve")
+def ray_services(config: ClusterConfig) -> list[Service]:
+    """Return the services in the order of starting. Raises ClusterFileError, and FlagError for flags of the server."""
+    options, secrets_given = split_secrets(server_arguments(config.server, is_llamado=True), "serve")
     for flag, value in (
-        ("alias", alias_of(config.model)),
+        ("alias", model_alias(config.model)),
         ("threads", str(config.ray.server.cpus)),
         ("rpc-failover", _FAILOVER),
     ):
         if flag not in config.server:
             options = [f"--{flag}", value, *options]
-    token, prefix = cluster_token(config), prefix_of(config.server)
+    token, prefix = cluster_token(config), server_prefix(config.server)
     workers: list[Service] = []
     servers: list[Service] = []
     for replica in range(1, config.replicas + 1):
@@ -52,24 +52,24 @@ def services_on_ray(config: ClusterConfig) -> list[Service]:
                 role=ServiceRole.SERVER,
                 host="",
                 port=0,
-                command=("serve", "-m", _model(config.model), Addresses("--rpc", names), *options),
+                command=("serve", "-m", _model(config.model), AddressFlag("--rpc", names), *options),
                 environment={**secrets_of("serve"), **token, **secrets_given},
                 prefix=prefix,
                 needs=names,
-                # Proportions are told for all workers.
-                goes_without=str(config.server.get("tensor-split", "auto")) in ("auto", "memory"),
-                reserves=_reservation(config.ray.server, "ray.server.memory"),
+                # Explicit shares in --tensor-split need all workers.
+                needs_once=str(config.server.get("tensor-split", "auto")) in ("auto", "memory"),
+                reservation=_reservation(config.ray.server, "ray.server.memory"),
             )
         )
     with Ports() as ports:
-        port = ports.free(config.host, config.port)
+        port = ports.reserve(config.host, config.port)
     home = [server.name for server in servers]
-    replicas = Addresses("--replica", tuple(home), "http://", prefix)
-    return [*workers, *servers, gateway_of(config, port, home, [replicas])]
+    replicas = AddressFlag("--replica", tuple(home), "http://", prefix)
+    return [*workers, *servers, gateway_service(config, port, home, [replicas])]
 
 
 def _worker(name: str, worker: WorkerConfig, config: ClusterConfig) -> Service:
-    if not worker.here:
+    if not worker.is_local:
         return Service(name=name, role=ServiceRole.WORKER, host=worker.host, port=worker.port)
     usual = config.ray.worker
     own = ActorConfig(
@@ -81,14 +81,14 @@ def _worker(name: str, worker: WorkerConfig, config: ClusterConfig) -> Service:
     if worker.device:
         command += ["-d", worker.device]
     if own.memory is not None:
-        command += ["-m", str(own.memory)]  # what it lends
+        command += ["-m", str(own.memory)]  # memory that it offers to the server
     return Service(
         name=name,
         role=ServiceRole.WORKER,
         host="",
         port=0,
         command=tuple(command),
-        reserves=_reservation(own, f"{name}: memory"),
+        reservation=_reservation(own, f"{name}: memory"),
     )
 
 
@@ -98,5 +98,5 @@ def _reservation(actor: ActorConfig, where: str) -> Reservation:
 
 
 def _model(spec: str) -> str:
-    """A name is fetched by the nodes; a file has to be on each of them, at the same path."""
+    """Return the model for the nodes: they download a name; a file must be on each node at the same absolute path."""
     return os.path.abspath(spec) if spec.endswith(".gguf") and "://" not in spec and Path(spec).exists() else spec

@@ -1,1 +1,1 @@
-"""Measures the rooms from outside."""
+"""`llamado bench` and `llamado perplexity`: measurements of speed, machine limits and quality."""

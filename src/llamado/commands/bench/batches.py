@@ -1,8 +1,8 @@
-"""`llamado bench -npl 1,2,4,8`: what sequences get in all that generate at once, as llama-batched-bench measures it.
+"""`llamado bench -npl 1,2,4,8`: total speed of concurrent sequences, as llama-batched-bench measures it.
 
-A test reads a prompt of PP tokens for each of B sequences and then generates TG tokens for each, a token of all of them
-in every step, without choosing: tokens are given. T are seconds, S tokens of all sequences a second; a test is run once
-to warm up.
+A test processes a prompt of PP tokens for each of B sequences, then generates TG tokens for each: every step evaluates
+one token per sequence. Tokens are random, not sampled. Columns T are seconds, columns S tokens per second of all
+sequences together. Each test has a warm-up run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from llamado.terminal.text import print
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward
 
-_WARM_UP = 2  # steps of generation: all of a shape's steps are alike
+_WARM_UP = 2  # steps of generation: all steps of a test have the same shape
 
 
 @dataclass(frozen=True)
-class Batched:
-    """Result of one test, with llama-batched-bench's names."""
+class BatchResult:
+    """Result of one test, with the field names of llama-batched-bench."""
 
     pp: int
     tg: int
@@ -44,24 +44,24 @@ class Batched:
     speed: float
 
     @classmethod
-    def of(cls, pp: int, tg: int, pl: int, t_pp: float, t_tg: float) -> Batched:
+    def of(cls, pp: int, tg: int, pl: int, t_pp: float, t_tg: float) -> BatchResult:
         n_kv, t = pl * (pp + tg), t_pp + t_tg
         rates = [n / seconds if seconds else 0.0 for n, seconds in ((pl * pp, t_pp), (pl * tg, t_tg), (n_kv, t))]
         return cls(pp, tg, pl, n_kv, t_pp, rates[0], t_tg, rates[1], t, rates[2])
 
 
-class SequencesAtOnce:
-    """`n` sequences of up to `room` tokens each."""
+class ConcurrentSequences:
+    """`n` sequences of up to `n_tokens` tokens each."""
 
-    def __init__(self, forward: Forward, n: int, room: int) -> None:
-        """Raises FlagError where they do not fit the memory."""
+    def __init__(self, forward: Forward, n: int, n_tokens: int) -> None:
+        """Allocate the sequences. Raises FlagError if they do not fit the KV cache."""
         self._forward = forward
         self._handles = []
         for _ in range(n):
-            handle = forward.memory.allocate(room)
+            handle = forward.memory.allocate(n_tokens)
             if handle is None:
                 self.free()
-                raise FlagError(f"{n} sequences of {room} tokens do not fit a memory of {forward.memory.n_cells}")
+                raise FlagError(f"{n} sequences of {n_tokens} tokens do not fit a KV cache of {forward.memory.n_cells}")
             self._handles.append(handle)
         self._random = np.random.default_rng(3)
 
@@ -74,7 +74,7 @@ class SequencesAtOnce:
         future.result()
 
     def read_prompts(self, n: int) -> None:
-        """A prompt of `n` tokens each, one behind the other in as large batches as there are; logits for the last."""
+        """Process a prompt of `n` tokens per sequence, in batches of maximum size; logits for the last token only."""
         spans: list[Span] = []
         room = self._forward.chunk
         for handle in self._handles:
@@ -91,7 +91,7 @@ class SequencesAtOnce:
                     spans, room = [], self._forward.chunk
 
     def generate(self, n: int) -> None:
-        """`n` steps of one token of every sequence, all with logits, in batches as large as there are."""
+        """Run `n` steps of one token per sequence, all with logits, in batches of maximum size."""
         for _ in range(n):
             for first in range(0, len(self._handles), self._forward.max_batch):
                 handles = self._handles[first : first + self._forward.max_batch]
@@ -99,14 +99,14 @@ class SequencesAtOnce:
                 self._evaluate(spans, np.arange(len(spans), dtype=np.int32))
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the cells of all sequences."""
         for handle in self._handles:
             self._forward.memory.free(handle)
 
 
 def measure(forward: Forward, pp: int, tg: int, pl: int) -> tuple[float, float]:
-    """Seconds of reading the prompts of `pl` sequences, and of generating."""
-    sequences = SequencesAtOnce(forward, pl, pp + tg)
+    """Return the seconds for the prompts of `pl` sequences, and for generation."""
+    sequences = ConcurrentSequences(forward, pl, pp + tg)
     times = []
     for work, n in ((sequences.read_prompts, pp), (sequences.generate, tg)):
         began = time.perf_counter()
@@ -117,13 +117,13 @@ def measure(forward: Forward, pp: int, tg: int, pl: int) -> tuple[float, float]:
 
 
 def bench_batches(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     parallel = whole_numbers(flags.n_parallel, "-npl/--n-parallel")
     if not all(parallel):
         raise FlagError(f"-npl/--n-parallel: expected 1 or more sequences, got {flags.n_parallel!r}")
     if lengths.depths != [0]:
-        raise FlagError("-npl/--n-parallel: each sequence begins behind its prompt (-p); -d is for one sequence alone")
+        raise FlagError("-npl/--n-parallel: generation starts after the prompt (-p); -d is for one sequence only")
     each = align(max([*lengths.prompts, 0]) + max([*lengths.generations, 0]))
     results = []
     with measured_model(flags, max(parallel) * each, max(parallel)) as (source, _, llama):
@@ -133,7 +133,7 @@ def bench_batches(flags: Parsed) -> int:
                     measure(llama.forward, pp, min(tg, _WARM_UP), pl)
                     both = [measure(llama.forward, pp, tg, pl) for _ in range(flags.repetitions)]
                     medians = [statistics.median(times) for times in zip(*both, strict=True)]
-                    results.append(Batched.of(pp, tg, pl, medians[0], medians[1]))
+                    results.append(BatchResult.of(pp, tg, pl, medians[0], medians[1]))
     if flags.output == "json":
         print(json.dumps([{"model": source.name, **asdict(r)} for r in results], indent=2))
         return 0

@@ -11,8 +11,8 @@ Texts are sampled, not greedy: greedy text soon repeats itself, and drafts that 
 Each cell is the median over rounds. A round measures every configuration once, so a slow minute of the machine reaches
 all of them.
 
-A tap delays what goes to a worker, a graph or what another worker passes on, and no response; so N−1 workers cost N−1
-delays, with a ring and without. `--both-ways` delays everything both ways: 2 (N−1) delays without a ring, N with one.
+A tap delays graphs and results of other workers on their way to a worker, but no responses, so N−1 workers cost N−1
+delays, with and without a ring. `--both-ways` delays both directions: 2 (N−1) delays without a ring, N with one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _NO_DRAFTS = DraftOptions(kinds=())
 
 
 class LatencyError(LlamadoError):
-    """A measurement over workers that cannot be made: one does not start, or what draws the table is missing."""
+    """A measurement is impossible: a worker does not start, or the package for plots is missing."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def predicted(rows: Sequence[Row], row: Row, *, both_ways: bool) -> float:
 
 @contextmanager
 def own_workers(n: int) -> Iterator[list[Endpoint]]:
-    """`n` workers of one thread on this machine, ended when the block is left. Raises LatencyError."""
+    """Start `n` workers of one thread on this machine, and stop them on exit. Raises LatencyError."""
     command = own_command("worker", "-p", "0", "-t", "1")
     running: list[subprocess.Popen[str]] = []
     try:
@@ -182,15 +182,15 @@ def own_workers(n: int) -> Iterator[list[Endpoint]]:
 
 
 def listening_port(process: subprocess.Popen[str]) -> int:
-    """The port a worker says it listens on; what it says later is read and dropped. Raises LatencyError."""
-    said: list[str] = []
+    """Return the port in the output of a worker; later output is read and dropped. Raises LatencyError."""
+    output: list[str] = []
     found: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def read() -> None:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                said.append(line)
+                output.append(line)
                 if match := re.search(r"127\.0\.0\.1:(\d+)", line):
                     found.put(int(match[1]))
         except ValueError:
@@ -203,7 +203,7 @@ def listening_port(process: subprocess.Popen[str]) -> int:
     except queue.Empty:
         port = None
     if port is None:
-        raise LatencyError(f"a worker did not start: {''.join(said[-5:]).strip() or 'it said nothing'}")
+        raise LatencyError(f"a worker did not start: {''.join(output[-5:]).strip() or 'no output'}")
     return port
 
 
@@ -213,7 +213,7 @@ _TITLES = {PLAIN: "tok/s", "streams": f"{STREAMS} streams tok/s"}
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The lines of the table; all columns are compared with the first row's plain decoding."""
+    """Yield the lines of the table. The baseline of all columns is plain decoding in the first row."""
     columns = list(rows[0].tokens_per_second)
     titles = [_TITLES.get(column, f"{column} tok/s") for column in columns]
     head, rule = "| Nodes | Latency |", "|-------|---------|"
@@ -254,7 +254,7 @@ def draw(rows: Sequence[Row], title: str, folder: Path) -> list[Path]:
 
 
 def _figure(rows: Sequence[Row], title: str) -> Figure:
-    # Without pyplot, which would look for a window system.
+    # Without pyplot, which needs a window system.
     from matplotlib.figure import Figure
 
     columns = list(rows[0].tokens_per_second)
@@ -277,7 +277,7 @@ def _figure(rows: Sequence[Row], title: str) -> Figure:
 
 
 def latencies_of(text: str) -> list[float]:
-    """Milliseconds, comma-separated. Raises FlagError."""
+    """Parse comma-separated milliseconds. Raises FlagError."""
     try:
         values = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -288,7 +288,7 @@ def latencies_of(text: str) -> list[float]:
 
 
 def nodes_of(text: str, n_workers: int | None) -> list[int]:
-    """Numbers of machines; `n_workers` there are, None: as many as are needed. Raises FlagError."""
+    """Parse comma-separated numbers of machines. `n_workers`: limit, None for no limit. Raises FlagError."""
     try:
         values = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -301,7 +301,7 @@ def nodes_of(text: str, n_workers: int | None) -> list[int]:
 
 
 def compared_of(flags: Parsed) -> list[str]:
-    """The columns that the table has besides plain decoding; a flag of drafts asks for theirs. Raises FlagError."""
+    """Return the columns besides plain decoding. Flags of speculative decoding add its column. Raises FlagError."""
     found = set(listed([flags.compare or ""]))
     if unknown := found - set(COMPARED):
         raise FlagError(f"--compare: expected some of {', '.join(COMPARED)}, got {min(unknown)!r}")
@@ -333,12 +333,12 @@ def bench_latency(flags: Parsed) -> int:
     latencies, compared = latencies_of(flags.latency or _LATENCIES), compared_of(flags)
     base = engine_options(flags, n_slots=STREAMS if "streams" in compared else 1)
     if "drafts" in compared and base.drafts.kinds == ():
-        raise FlagError("--compare drafts: --spec-type none leaves nothing to compare with")
+        raise FlagError("--compare drafts: --spec-type none disables drafts")
     if "ring" in compared and flags.rpc_ring == "off":
-        raise FlagError("--compare ring: --rpc-ring off leaves nothing to compare with")
+        raise FlagError("--compare ring: --rpc-ring off disables the ring")
     given = None if base.split is None else [Endpoint.parse(text) for text in base.split.rpc]
     if given is not None and any(endpoint.tls for endpoint in given):
-        raise FlagError("--latency: graphs inside TLS cannot be delayed; name workers without tls://")
+        raise FlagError("--latency: graph commands inside TLS cannot be delayed; use workers without tls://")
     default = _NODES if given is None else str(len(given) + 1)
     nodes = nodes_of(flags.nodes or default, None if given is None else len(given))
     n_predict, rounds = _GENERATE, _ROUNDS
@@ -350,7 +350,7 @@ def bench_latency(flags: Parsed) -> int:
         hint = f'drawing needs matplotlib, the extra "plot": {install_command("plot")}'
         raise LatencyError(f"--out {flags.out}: {hint}")
     source = model_source(flags)
-    longest = max(len(opening) for opening in OPENINGS)  # at most a token for each letter
+    longest = max(len(opening) for opening in OPENINGS)  # at most one token per letter
     base = base.with_context(max(base.n_ctx, _CONTEXT, base.n_slots * (longest + n_predict)))
     ways = configurations(compared, base.drafts)
     rates: dict[tuple[int, float], dict[str, list[float]]] = {(n, latency): {} for n in nodes for latency in latencies}
@@ -367,7 +367,7 @@ def bench_latency(flags: Parsed) -> int:
                         for i, latency in enumerate(latencies):
                             taps.delay(latency)
                             for column, n_streams in way.columns.items():
-                                # No seed comes twice to an engine: drafts would repeat what it said before.
+                                # Each seed is used once per engine: drafts would repeat its earlier outputs.
                                 seed = 2 * (round_ * len(latencies) + i)
                                 generation_rate(llama, n_streams, min(_WARM_UP_TOKENS, n_predict), seed + 1)
                                 rate = generation_rate(llama, n_streams, n_predict, seed)
@@ -386,7 +386,7 @@ def bench_latency(flags: Parsed) -> int:
 def _rows(
     rates: Mapping[tuple[int, float], Mapping[str, Sequence[float]]], compared: Sequence[str], *, both_ways: bool
 ) -> list[Row]:
-    """The table's rows: the median of each cell's rates, and what is predicted if that is compared."""
+    """Return the rows of the table: the median rate of each cell, and predictions if requested."""
     medians = [
         Row(n, latency, {column: statistics.median(values) for column, values in columns.items()})
         for (n, latency), columns in rates.items()
@@ -405,7 +405,7 @@ def _whole(text: str, flag: str) -> int:
         n = int(text)
     except ValueError:
         n = 0
-    # The time between tokens takes two of them.
+    # A rate needs the time between two tokens.
     least = 2 if flag.endswith("--n-gen") else 1
     if n < least:
         raise FlagError(f"{flag}: expected one whole number, {least} or more, got {text!r}")

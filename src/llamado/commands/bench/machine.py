@@ -1,8 +1,7 @@
-"""What this machine can do at most: reading bytes, which bounds generation, and products in the cache, which bound
-prompts.
+"""Limits of this machine: read bandwidth, which bounds generation, and products in the cache, which bound prompts.
 
-Measured by kernels of this file with nothing around them: vector loads from end to end of a piece of memory, the
-integer products of our matrix products (`Lowering.dot`) and float multiply-adds, both of what lies in L1.
+Measured by minimal kernels: vector loads over a range of memory, the integer products of the matrix products
+(`Lowering.dot`), and float multiply-adds. Operands of the products are in the L1 cache.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from llamado.devices.cpu.kernels.tiles.matmul import Tiles
 from llamado.devices.cpu.simd import Code, Type, Work
 
 MEMORY_BYTES = 1 << 30
-"""What is read to see memory, where no cache is as large; twice the last cache where one is."""
-_STREAMS = 8  # loads under way at once, each into a register of its own
-_PEAK, _GROUPS, _PLACES = 15, 8, 16  # four-bit weights, vectors of them in a round, and the rounds that lie in L1
-_CHAINS = 12  # sums at once: more than the latency of an addition takes
+"""Minimum bytes to read to measure memory instead of a cache."""
+_STREAMS = 8  # concurrent loads, each into its own register
+_PEAK, _GROUPS, _PLACES = 15, 8, 16  # largest 4-bit weight, vectors of weights per round, and rounds that fit in L1
+_CHAINS = 12  # independent sums: enough to hide the latency of an addition
 _ROUNDS = 400_000
 _TRIES = 5
 
 
 def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
-    """Bytes of a core's data caches by level, as Linux tells them; empty where it does not."""
+    """Return the bytes of a core's data caches by level, as reported by Linux; empty if unavailable."""
     found = {}
     for folder in root.glob("index*"):
         try:
@@ -48,13 +47,13 @@ def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int,
 
 
 def beyond_caches(found: dict[int, int]) -> int:
-    """Bytes of which a cache holds little while they are read from end to end."""
+    """Return a number of bytes that is too large for any cache: at least twice the largest."""
     return max(MEMORY_BYTES, 2 * max(found.values(), default=0))
 
 
 @kernel("memory", "n_bytes", "out", "rounds")
 def read_through(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
-    """Loads every vector of `n_bytes` (a multiple of 8 vectors) of memory of the thread's own, again and again."""
+    """Load every vector of the thread's own `n_bytes` of memory (a multiple of 8 vectors), `rounds` times."""
     vector = Type("i32", lanes)
     sums = [c.var(c.const(vector, 0)) for _ in range(_STREAMS)]
     start = a.memory + work.thread * a.n_bytes
@@ -69,7 +68,7 @@ def read_through(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None
 
 @kernel("weights", "columns", "out", "rounds")
 def multiply_integers(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, columns: int) -> None:
-    """The inner loop of our matrix products of quantized weights."""
+    """Run the inner loop of the matrix products of quantized weights."""
     n, i8, i32 = columns, Type("i8", 4 * lanes), Type("i32", lanes)
     sums = [c.var(c.const(i32, 0)) for _ in range(n)]
     with c.range(0, a.rounds) as i:
@@ -88,7 +87,7 @@ def multiply_integers(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, co
 
 @kernel("numbers", "out", "rounds")
 def multiply_floats(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
-    """Float multiply-adds of registers, in chains that do not wait for one another."""
+    """Run float multiply-adds of registers, in independent chains."""
     f32 = Type("f32", lanes)
     factor = c.load(f32, a.numbers)
     sums = [c.var(c.const(f32, 0.0)) for _ in range(_CHAINS)]
@@ -101,7 +100,7 @@ def multiply_floats(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> N
 
 @kernel("numbers", "out", "rounds")
 def multiply_tiles(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Integer products of tile registers: 64 · 16 · 16 multiplications each, four sums in turn."""
+    """Run integer products of tile registers: 64 · 16 · 16 multiplications each, into four sums in turn."""
     tiles = Tiles(c, dict.fromkeys(range(8), (TILE, 64)))
     for number in range(4):
         tiles.clear(number)
@@ -115,39 +114,39 @@ def multiply_tiles(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 class Machine:
-    """Measures with `jit`'s code. Each figure is the best of some tries, all threads at once."""
+    """Measures the limits with kernels compiled by `jit`. Each figure is the best of several runs of all threads."""
 
     def __init__(self, jit: Jit | None = None) -> None:
         self._jit = jit or Jit()
         self.widths = (8, 16) if self._jit.lowering.panel_rows == 16 else (8,)
-        """Lanes of four bytes of a register: 256 and 512 bits."""
-
+        """Lanes of four bytes per register: 8 for 256 bits, 16 for 512 bits."""
         self.tiles = self._jit.lowering.tiles
-        """Whether there are tile registers (AMX)."""
+        """True if there are tile registers (AMX)."""
 
     @property
     def lowering(self) -> str:
-        """How integer products are spelled."""
+        """Name of the instruction set used for integer products."""
         return self._jit.lowering.name
 
     def read_bandwidth(self, n_bytes: int, threads: int) -> float:
-        """Bytes per second of reading about `n_bytes` again and again, a part by each thread: by our loads, or by
-        numpy's fastest reduction where that is faster.
+        """Return bytes per second of reading about `n_bytes` repeatedly, split among the threads.
+
+        The better of the load kernel and numpy's fastest reduction.
         """
         part = max(n_bytes // threads // 4096, 1) * 4096
         memory = np.ones(part * threads // 4, np.float32)
-        again = max(1, (1 << 29) // (part * threads))  # what is small is read often, or starting would be measured
+        repeats = max(1, (1 << 29) // (part * threads))  # for small sizes, so that the start of threads does not count
         parts = memory.reshape(threads, -1)
-        best = _fastest(lambda i: [parts[i].max() for _ in range(again)], threads)
+        best = _fastest(lambda i: [parts[i].max() for _ in range(repeats)], threads)
         out = np.zeros(16 * threads, np.int32)
-        fields = np.array([memory.ctypes.data, part, out.ctypes.data, again], np.int64)
+        fields = np.array([memory.ctypes.data, part, out.ctypes.data, repeats], np.int64)
         for lanes in self.widths:
             function = self._jit.function(read_through, lanes=lanes)
             best = min(best, _fastest(partial(_call, function, fields.ctypes.data, threads), threads))
-        return again * part * threads / best
+        return repeats * part * threads / best
 
     def integer_products(self, threads: int, lanes: int) -> float:
-        """Operations per second (a multiplication and an addition are two) of 8-bit products in the cache."""
+        """Return operations per second of 8-bit products in the cache; a multiply-add counts as two."""
         return max(self._integer_products(threads, lanes, n) for n in (self._jit.lowering.columns, _CHAINS))
 
     def _integer_products(self, threads: int, lanes: int, n: int) -> float:
@@ -161,7 +160,7 @@ class Machine:
         return 2 * 4 * lanes * _GROUPS * n * _ROUNDS * threads / seconds
 
     def tile_products(self, threads: int) -> float:
-        """Operations per second of 8-bit products of tile registers; 0 where there are none."""
+        """Return operations per second of 8-bit products of tile registers; 0 without tile registers."""
         if not self.tiles:
             return 0.0
         numbers, out = np.ones(TILE * 64, np.int8), np.zeros(TILE * TILE * threads, np.int32)
@@ -172,7 +171,7 @@ class Machine:
         return 2 * 4 * 64 * TILE * TILE * rounds * threads / seconds
 
     def float_products(self, threads: int, lanes: int) -> float:
-        """Operations per second of float multiply-adds of registers."""
+        """Return operations per second of float multiply-adds of registers."""
         numbers, out = np.full(lanes, 0.5, np.float32), np.zeros(lanes * _CHAINS * threads, np.float32)
         rounds = 4 * _ROUNDS
         fields = np.array([numbers.ctypes.data, out.ctypes.data, rounds], np.int64)
@@ -182,12 +181,12 @@ class Machine:
 
 
 def _call(function: Callable[..., None], fields: int, threads: int, thread: int) -> None:
-    """Run a kernel's part of one thread."""
+    """Run one thread's part of a kernel."""
     function(fields, thread, threads, 0, 0)
 
 
 def _fastest(work: Callable[[int], object], threads: int) -> float:
-    """Least seconds that `threads` threads need to do `work(number)` at once, once they are there."""
+    """Return the least seconds in which started threads run `work(number)` concurrently."""
     seconds = []
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
@@ -199,5 +198,5 @@ def _fastest(work: Callable[[int], object], threads: int) -> float:
 
 
 def thread_counts() -> tuple[int, ...]:
-    """One thread, and as many as compute side by side."""
+    """Return one thread, and one per core."""
     return tuple(sorted({1, limits.cores()}))

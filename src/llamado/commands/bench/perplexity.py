@@ -1,7 +1,7 @@
-"""`llamado perplexity`: how well a model predicts a text, by the method of llama-perplexity.
+"""`llamado perplexity`: perplexity of a model over a text, by llama-perplexity's method.
 
-The text is cut into chunks of the context's size; in each the first token is replaced by BOS (where the model adds
-one) and the second half is scored, so that every scored token has half a context before it.
+The text is cut into chunks of the context size. In each chunk BOS replaces the first token (if the model adds BOS), and
+the second half is scored, so that every scored token follows at least half a context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_CONTEXT = 512
 
 @dataclass
 class Score:
-    """Sums over scored tokens of the negative log-likelihood and of its square."""
+    """Sums of the negative log-likelihood and its square over the scored tokens."""
 
     count: int = 0
     nll: float = 0.0
@@ -54,7 +54,7 @@ def score_chunk(forward: Forward, tokens: Sequence[int], score: Score) -> None:
     n = len(tokens)
     first = n // 2
     chunk = np.asarray(tokens, np.int32)
-    # Rows of a vocabulary's size are large: logits are asked for in batches that stay small.
+    # Logits of a token have the size of the vocabulary, so batches are small.
     step = min(forward.max_batch, 128)
     handle = forward.memory.allocate(n)
     if handle is None:
@@ -82,13 +82,16 @@ def score_text(
     *,
     bos: int | None,
     chunks: int = -1,
-    said: Callable[[int, Score], None] = lambda chunk, score: None,
+    report: Callable[[int, Score], None] = lambda chunk, score: None,
 ) -> Score:
-    """Score all (or `chunks`) whole chunks of a text; `bos` replaces the first token of each. Raises FlagError."""
+    """Score the whole chunks of a text, at most `chunks` if it is not negative; call `report` after each one.
+
+    `bos` replaces the first token of each chunk. Raises FlagError.
+    """
     if len(tokens) < 2 * n_ctx:
         raise FlagError(
-            f"the text has {len(tokens)} tokens; a context of {n_ctx} needs at least {2 * n_ctx} (a smaller -c, or "
-            "more text)"
+            f"the text has {len(tokens)} tokens; a context of {n_ctx} needs at least {2 * n_ctx}; give a smaller "
+            "-c, or more text"
         )
     total = len(tokens) // n_ctx
     score = Score()
@@ -97,21 +100,21 @@ def score_text(
         if bos is not None:
             chunk[0] = bos
         score_chunk(forward, chunk, score)
-        said(i, score)
+        report(i, score)
     return score
 
 
 def perplexity(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     if not flags.file:
-        raise FlagError("-f/--file: which text?")
+        raise FlagError("-f/--file: expected a text file to score")
     try:
         text = Path(flags.file).read_text(encoding="utf-8")
     except OSError as error:
         raise FlagError(f"-f/--file {flags.file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FlagError(f"-f/--file {flags.file}: it is no UTF-8 text: {error}") from None
+        raise FlagError(f"-f/--file {flags.file}: not UTF-8: {error}") from None
     options = engine_options(flags, n_slots=1)
     n_ctx = options.n_ctx or DEFAULT_CONTEXT
     if n_ctx < 4 or flags.chunks == 0:
@@ -121,17 +124,17 @@ def perplexity(flags: Parsed) -> int:
     from llamado.engine.loaded_model import LoadedModel
 
     with LoadedModel.load(source, options.with_context(n_ctx)) as llama:
-        # The forward pass is ours alone: the engine, idle, would get it ready for requests.
+        # An idle engine would use the forward pass to prepare for requests.
         llama.engine.close()
-        # llama-perplexity takes text as text: `<|im_end|>` in it is no special token.
+        # As in llama-perplexity, `<|im_end|>` in the text is not a special token.
         text = text.removesuffix("\n")
         tokens = llama.tokenizer.encode(text, add_special=True, parse_special=False)
         bos = llama.tokenizer.bos if llama.tokenizer.add_bos else None
 
-        def said(chunk: int, score: Score) -> None:
+        def report(chunk: int, score: Score) -> None:
             print(f"[{chunk + 1}]{score.perplexity:.4f},", end="", flush=True)
 
-        score = score_text(llama.forward, tokens, n_ctx, bos=bos, chunks=flags.chunks, said=said)
+        score = score_text(llama.forward, tokens, n_ctx, bos=bos, chunks=flags.chunks, report=report)
     print()
     print(f"Final estimate: PPL = {score.perplexity:.4f} +/- {score.error:.5f}")
     sys.stdout.flush()

@@ -1,9 +1,9 @@
-"""`llamado bench --roofline`: what kernels of a prompt and of a token reach, beside what this machine can do.
+"""`llamado bench --roofline`: speed of the kernels of a prompt and of a token, relative to this machine's limits.
 
-A pass must read its weights, keys and values, and compute its products; how long that takes at least the limits of the
-machine say, measured in the same minute (`machine.py`): bytes at the speed of reading as many, operations at that of
-products in the cache. "Of limit" is the longer of the two over the time it took. What chains of row operations move is
-activations, which stay in the cache: they have a time alone.
+A forward pass must read its weights, keys and values, and compute its products. The limits of the machine, measured in
+the same run (`machine.py`), give a minimum time for both: the bytes at the bandwidth for as many bytes, the operations
+at the speed of products in the cache. "Of limit" is the larger minimum divided by the measured time. Chains of row
+operations have a time only, because their activations stay in the cache.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MaskOf = Callable[["Tensor"], "np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 
 
 class PassWork(NamedTuple):
-    """What an operation must move and compute: bytes of weights, keys and values; multiplications and additions."""
+    """Minimum work of an operation: bytes of weights, keys and values to read; multiplications and additions."""
 
     n_bytes: int = 0
     integer: int = 0
-    """Of 8-bit integers."""
+    """Operations on 8-bit integers."""
     floats: int = 0
 
     def plus(self, other: PassWork) -> PassWork:
@@ -50,40 +50,40 @@ class PassWork(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Bytes and operations per second that the machine can do at most."""
+    """Limits of the machine: bytes and operations per second."""
 
     read: float
     integer: float
     floats: float
 
     def seconds(self, work: PassWork) -> float:
-        """What work takes at least."""
+        """Return the minimum seconds for some work."""
         return max(work.n_bytes / self.read, work.integer / self.integer + work.floats / self.floats)
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Kernels of one kind in a pass."""
+    """All kernels of one kind in a forward pass."""
 
     kernel: str
     n: int
     seconds: float
-    """Of all threads' time, waiting for each other included."""
+    """Time of all threads, including the time they wait for each other."""
     work: PassWork
     least: float
-    """Seconds that the limits of the machine ask for."""
+    """Minimum seconds by the limits of the machine."""
 
     @property
     def of_limit(self) -> float | None:
-        """None where nothing is counted."""
+        """Minimum time as a share of the measured time; None if no work is counted."""
         return self.least / self.seconds if self.least and self.seconds else None
 
 
-# --- what a graph asks for --------------------------------------------------------------------------------------------
+# --- work of a graph --------------------------------------------------------------------------------------------------
 
 
 def product_work(node: Tensor) -> PassWork:
-    """Of MUL_MAT, or MUL_MAT_ID, which reads the experts that are chosen: as many as there are choices, at most all."""
+    """Return the work of MUL_MAT or MUL_MAT_ID, which reads one expert per selection, at most all."""
     w = node.src[0]
     assert w is not None
     n_bytes = w.nbytes
@@ -96,7 +96,7 @@ def product_work(node: Tensor) -> PassWork:
 
 
 def attention_work(node: Tensor, mask_of: MaskOf) -> PassWork:
-    """Of FLASH_ATTN_EXT, which goes only to cells that a token of the batch sees."""
+    """Return the work of FLASH_ATTN_EXT, which reads only cells visible to a token of the batch."""
     q, k, v, mask = node.src[0], node.src[1], node.src[2], node.source(3)
     assert q is not None and k is not None and v is not None
     cells = pairs = k.ne[1] * k.ne[3]
@@ -106,13 +106,14 @@ def attention_work(node: Tensor, mask_of: MaskOf) -> PassWork:
         seen = mask_of(mask) > -np.inf  # [streams, heads or 1, tokens, cells]
         cells = int(seen.any(axis=2).sum()) // seen.shape[1]
         pairs = int(seen.sum()) // seen.shape[1]
-    within = v.root()[0] is k.root()[0] and v.root()[1] == k.root()[1]  # latent rows: values are a part of the keys
+    # In latent attention the values are a part of the keys.
+    within = v.root()[0] is k.root()[0] and v.root()[1] == k.root()[1]
     cell = k.type.row_bytes(k.ne[0]) * k.ne[2] + (0 if within else v.type.row_bytes(v.ne[0]) * v.ne[2])
     return PassWork(cells * cell, 0, 2 * pairs * heads * (k.ne[0] + v.ne[0]))
 
 
 def kinds(graph: Graph, mask_of: MaskOf) -> tuple[dict[str, str], dict[str, PassWork]]:
-    """The kind of each label that products have in a profile, and the work of each kind."""
+    """Return the kernel kind of each label of products in a profile, and the work of each kind."""
     labels: dict[str, str] = {}
     work: dict[str, PassWork] = {}
     for node in graph.nodes:
@@ -128,7 +129,7 @@ def kinds(graph: Graph, mask_of: MaskOf) -> tuple[dict[str, str], dict[str, Pass
 
 
 def rows_of(graph: Graph, operations: Iterable[OperationTime], mask_of: MaskOf, peaks: Peaks) -> list[KernelRow]:
-    """A row for each kind of kernel, those that take longest first, and behind them one for the rest."""
+    """Return a row for each kind of kernel, the slowest first, and finally one for the other operations."""
     labels, work = kinds(graph, mask_of)
     seconds: dict[str, list[float]] = {}
     for operation in operations:
@@ -141,12 +142,12 @@ def rows_of(graph: Graph, operations: Iterable[OperationTime], mask_of: MaskOf, 
     return sorted(rows, key=lambda row: (row.kernel == REST, -row.seconds))
 
 
-def in_all(rows: Sequence[KernelRow]) -> KernelRow:
-    """The whole pass."""
+def total(rows: Sequence[KernelRow]) -> KernelRow:
+    """Return the row of the whole forward pass."""
     work = PassWork()
     for row in rows:
         work = work.plus(row.work)
-    return KernelRow("in all", sum(r.n for r in rows), sum(r.seconds for r in rows), work, sum(r.least for r in rows))
+    return KernelRow("total", sum(r.n for r in rows), sum(r.seconds for r in rows), work, sum(r.least for r in rows))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def in_all(rows: Sequence[KernelRow]) -> KernelRow:
 def measured_pass(
     llama: LoadedModel, machine: Machine, n: int, start: int, repetitions: int, threads: int
 ) -> tuple[list[KernelRow], Peaks]:
-    """Profile a pass of `n` tokens behind `start`, then the machine: reading as many bytes as the pass does."""
+    """Profile a pass of `n` tokens after `start` tokens, then the machine reading as many bytes as the pass."""
     from llamado.engine.forward.runner import ModelRunner
 
     runner = llama.forward
@@ -164,7 +165,7 @@ def measured_pass(
 
     def mask_of(mask: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:
         if mask.type is not TensorType.F16 or not mask.is_contiguous():
-            raise FlagError(f"--roofline: a mask of {mask.type.name} is not understood")
+            raise FlagError(f"--roofline: attention masks of type {mask.type.name} are not supported")
         data = runner.devices[0].read(mask, 0, mask.nbytes).result()
         return data.view(np.float16).reshape(mask.ne[::-1])
 
@@ -178,7 +179,7 @@ def measured_pass(
 
 
 def bench_roofline(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     from llamado.commands.bench.machine import Machine
     from llamado.devices import limits
 
@@ -210,7 +211,7 @@ def bench_roofline(flags: Parsed) -> int:
 
 
 def _as_json(model: str, test: str, rows: list[KernelRow], peaks: Peaks) -> dict[str, object]:
-    shown = [{**asdict(row), "work": row.work._asdict(), "of_limit": row.of_limit} for row in [*rows, in_all(rows)]]
+    shown = [{**asdict(row), "work": row.work._asdict(), "of_limit": row.of_limit} for row in [*rows, total(rows)]]
     return {"model": model, "test": test, "limits": peaks._asdict(), "kernels": shown}
 
 
@@ -218,7 +219,7 @@ HEADER = ("kernels", "times", "ms", "share", "MB", "GB/s", "GOP", "GOP/s", "of l
 
 
 def cells(row: KernelRow, whole: float) -> tuple[str, ...]:
-    """A line of the table; `whole`: seconds of the pass."""
+    """Return the cells of a row. `whole`: seconds of the whole pass."""
     read, computed = row.work.n_bytes, row.work.integer + row.work.floats
     shown = [row.kernel, str(row.n), f"{1e3 * row.seconds:.2f}", f"{row.seconds / whole:.0%}"]
     shown += [f"{1e-6 * read:.1f}", f"{1e-9 * read / row.seconds:.1f}"] if read else ["", ""]
@@ -227,29 +228,29 @@ def cells(row: KernelRow, whole: float) -> tuple[str, ...]:
 
 
 def title(test: str, peaks: Peaks) -> str:
-    """What the table is of, and the limits."""
+    """Return the title of a table: the test and the limits."""
     return (
-        f"{test}; limits: {1e-9 * peaks.read:.1f} GB/s of reading as many bytes, {1e-9 * peaks.integer:.0f} GOP/s of "
+        f"{test}; limits: {1e-9 * peaks.read:.1f} GB/s reading as many bytes, {1e-9 * peaks.integer:.0f} GOP/s of "
         f"8-bit products, {1e-9 * peaks.floats:.0f} of floats"
     )
 
 
 def markdown(test: str, rows: list[KernelRow], peaks: Peaks) -> str:
-    """The table for a file."""
+    """Return the table in Markdown."""
     lines = [title(test, peaks), "", f"| {' | '.join(HEADER)} |", f"|---|{'---:|' * (len(HEADER) - 1)}"]
-    whole = in_all(rows)
+    whole = total(rows)
     lines += [f"| {' | '.join(cells(row, whole.seconds))} |" for row in [*rows, whole]]
     return "\n".join(lines)
 
 
 def table(test: str, rows: list[KernelRow], peaks: Peaks) -> Table:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     from rich.table import Table
 
     shown = Table(title=title(test, peaks), title_justify="left", title_style="bold")
     for i, name in enumerate(HEADER):
         shown.add_column(name, justify="right" if i else "left", no_wrap=True)
-    whole = in_all(rows)
+    whole = total(rows)
     for row in rows:
         shown.add_row(*cells(row, whole.seconds))
     shown.add_section()

@@ -1,7 +1,8 @@
-"""`llamado bench`: speed of prompts and of generation, as llama-bench measures them.
+"""`llamado bench`: prompt and generation speed, as llama-bench measures them.
 
-A test is a prompt of N tokens in batches (`pp512`) or N tokens one by one (`tg128`), after one run to warm up: on an
-empty cache, or behind D tokens (`tg128 @ d4096`), which are not timed. Only the last token of a prompt gets logits.
+A test processes a prompt of N tokens in batches (`pp512`) or N tokens one by one (`tg128`), after a warm-up run. It
+starts with an empty KV cache, or after D tokens (`tg128 @ d4096`), which are not timed. Prompts compute logits for the
+last token only.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Result of one test; tokens per second over its repetitions."""
+class TestResult:
+    """Result of one test: mean and standard deviation over its repetitions."""
+
+    __test__ = False  # pytest: not a test class
 
     test: str
     tokens_per_second: float
     deviation: float
     gigabytes_per_second: float | None
-    """Weights read by generation."""
+    """Bandwidth of reading weights, for generation."""
     gigaops_per_second: float | None
-    """Multiplications and additions of a prompt's weight matrices."""
+    """Multiplications and additions of weight matrices, for prompts."""
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:
-    """Numbers of a flag's value, comma-separated. Raises FlagError."""
+    """Parse the comma-separated integers of a flag. Raises FlagError."""
     try:
         lengths = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -60,9 +63,9 @@ def whole_numbers(text: str, flag: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TestLengths:
-    """Tokens of prompts and of generation, and tokens behind which both begin."""
+    """Numbers of tokens of the tests: prompts, generations, and context depths for both."""
 
-    __test__ = False  # for pytest: no test
+    __test__ = False  # pytest: not a test class
 
     prompts: list[int]
     generations: list[int]
@@ -70,7 +73,7 @@ class TestLengths:
 
     @classmethod
     def of(cls, flags: Parsed) -> TestLengths:
-        """Of `-p`, `-n` and `-d`. Raises FlagError, for `-r` too."""
+        """Read `-p`, `-n` and `-d`. Raises FlagError, also for an invalid `-r`."""
         found = cls(
             [n for n in whole_numbers(flags.n_prompt, "-p/--n-prompt") if n],
             [n for n in whole_numbers(flags.n_gen, "-n/--n-gen") if n],
@@ -84,7 +87,7 @@ class TestLengths:
 
     @property
     def longest(self) -> int:
-        """Tokens that a test has at most."""
+        """Maximum number of tokens of a test."""
         return max(self.depths) + max([*self.prompts, *self.generations])
 
 
@@ -92,9 +95,9 @@ class TestLengths:
 def measured_model(
     flags: Parsed, n_tokens: int, n_sequences: int = 1
 ) -> Iterator[tuple[ModelSource, EngineOptions, LoadedModel]]:
-    """The model of the flags with room for `n_tokens` of all sequences, and an engine that does nothing beside it.
+    """Load the model of the flags with a context of `n_tokens` for all sequences; its engine is stopped.
 
-    Raises LlamadoError, FlagError where its context is smaller.
+    Raises LlamadoError; FlagError if the context of the model is smaller.
     """
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     options = engine_options(flags, n_slots=n_sequences)
@@ -106,18 +109,18 @@ def measured_model(
             raise FlagError(
                 f"a test of {n_tokens} tokens does not fit the model's context of {llama.forward.memory.n_cells}"
             )
-        # The engine would use its idle time, and the forward pass, to get ready for requests.
+        # An idle engine would use the forward pass to prepare for requests.
         llama.engine.close()
         yield source, options, llama
 
 
 def test_name(kind: str, n: int, depth: int) -> str:
-    """A test's name, as llama-bench writes it."""
+    """Return the name of a test in llama-bench's format."""
     return f"{kind}{n} @ d{depth}" if depth else f"{kind}{n}"
 
 
 def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
-    """Bytes of weights that generating a token reads, and multiply-adds of a prompt's token without the head."""
+    """Return the bytes of weights read per generated token, and the multiply-adds per prompt token without the head."""
     operations = sum(
         file.tensors[name].n_elements * role.used // role.experts
         for name, roles in model.roles.items()
@@ -127,18 +130,18 @@ def weights_per_token(file: GGUFFile, model: Model) -> tuple[int, int]:
     return sum(size.read for size in weight_sizes(file, model).values()), operations
 
 
-class MeasuredSequence:
-    """A sequence that tests begin at the same depth, again and again."""
+class BenchSequence:
+    """A sequence that can be reset to a given depth before each run of a test."""
 
-    def __init__(self, forward: Forward, room: int) -> None:
-        """`room`: tokens that it may have. Raises FlagError where that is more than the model's context."""
-        handle = forward.memory.allocate(room)
+    def __init__(self, forward: Forward, n_tokens: int) -> None:
+        """Allocate a sequence of up to `n_tokens`. Raises FlagError if they exceed the context of the model."""
+        handle = forward.memory.allocate(n_tokens)
         if handle is None:
-            raise FlagError(f"a test of {room} tokens does not fit the model's context of {forward.memory.n_cells}")
+            raise FlagError(f"a test of {n_tokens} tokens does not fit the model's context of {forward.memory.n_cells}")
         self._forward, self._handle = forward, handle
 
-    def at(self, depth: int) -> None:
-        """Have `depth` tokens: by going back, or from the beginning where what is remembered does not reach back."""
+    def reset(self, depth: int) -> None:
+        """Set the length to `depth` tokens: rewind, or evaluate again from the start if rewinding is impossible."""
         if not self._forward.memory.rewind(self._handle, depth):
             self._forward.memory.rewind(self._handle, 0)
         missing = depth - self._handle.used
@@ -147,7 +150,7 @@ class MeasuredSequence:
             self.feed(random.integers(0, self._forward.n_vocab, missing, dtype=np.int32), self._forward.chunk)
 
     def feed(self, tokens: NDArray[np.int32], batch: int) -> None:
-        """Evaluate tokens, `batch` at a time; logits for the last one."""
+        """Evaluate tokens, `batch` at a time; compute logits for the last one only."""
         n, started = len(tokens), []
         for at in range(0, n, batch):
             part = tokens[at : at + batch]
@@ -160,17 +163,20 @@ class MeasuredSequence:
             future.result()
 
     def feed_one_by_one(self, tokens: NDArray[np.int32]) -> None:
-        """Evaluate each token alone, with logits, as generation does."""
+        """Evaluate tokens one at a time with logits, as in generation."""
         for i in range(len(tokens)):
             self.feed(tokens[i : i + 1], 1)
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the cells of the sequence."""
         self._forward.memory.free(self._handle)
 
 
 def measure(work: Callable[[], None], n: int, repetitions: int, begin: Callable[[], None]) -> tuple[float, float]:
-    """Mean and standard deviation of tokens per second of `n` tokens, after one warm-up; `begin` is not timed."""
+    """Return mean and standard deviation of tokens per second for `n` tokens, after a warm-up run.
+
+    `begin` runs before each repetition and is not timed.
+    """
     begin()
     work()
     rates = []
@@ -184,12 +190,12 @@ def measure(work: Callable[[], None], n: int, repetitions: int, begin: Callable[
 
 def speeds(
     llama: LoadedModel, prompts: list[int], generations: list[int], repetitions: int, depth: int = 0
-) -> list[Speed]:
-    """Run the tests of a loaded model, each behind `depth` tokens."""
+) -> list[TestResult]:
+    """Run the tests of a loaded model, each after `depth` tokens."""
     forward = llama.forward
     read, operations = weights_per_token(llama.file, llama.model)
     random = np.random.default_rng(1)
-    sequence = MeasuredSequence(forward, depth + max([*prompts, *generations]))
+    sequence = BenchSequence(forward, depth + max([*prompts, *generations]))
     results = []
     for n, is_prompt in [(n, True) for n in prompts] + [(n, False) for n in generations]:
         tokens = random.integers(0, forward.n_vocab, n, dtype=np.int32)
@@ -200,17 +206,17 @@ def speeds(
             else:
                 sequence.feed_one_by_one(tokens)
 
-        mean, deviation = measure(work, n, repetitions, lambda: sequence.at(depth))
+        mean, deviation = measure(work, n, repetitions, lambda: sequence.reset(depth))
         if is_prompt:
-            results.append(Speed(test_name("pp", n, depth), mean, deviation, None, 2e-9 * operations * mean))
+            results.append(TestResult(test_name("pp", n, depth), mean, deviation, None, 2e-9 * operations * mean))
         else:
-            results.append(Speed(test_name("tg", n, depth), mean, deviation, 1e-9 * read * mean, None))
+            results.append(TestResult(test_name("tg", n, depth), mean, deviation, 1e-9 * read * mean, None))
     sequence.free()
     return results
 
 
 class ProfileRow(NamedTuple):
-    """Seconds that operations of one kind take in a forward pass, and that threads wait before them for each other."""
+    """Seconds that operations of one kind take in a forward pass, and that threads wait before them."""
 
     operation: str
     n: int
@@ -219,24 +225,24 @@ class ProfileRow(NamedTuple):
 
 
 def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
-    """Where the time of a forward pass goes: operations of all layers taken together, the longest first."""
+    """Profile a forward pass: the operations of all layers summed by kind, the slowest first."""
     from llamado.engine.forward.runner import ModelRunner
 
     assert isinstance(llama.forward, ModelRunner)
     n = min(n, llama.forward.max_batch)
     parts: dict[str, ProfileRow] = {}
     for time_ in llama.forward.profile(n, start).operations:
-        name = re.sub(r"\b[a-z]+\.\d+\.", "", time_.label)  # without the layer's number
+        name = re.sub(r"\b[a-z]+\.\d+\.", "", time_.label)  # without the layer number
         before = parts.get(name, ProfileRow(name, 0, 0.0, 0.0))
         parts[name] = ProfileRow(name, before.n + 1, before.work + time_.work, before.wait + time_.wait)
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
 
 
 def bench(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     with measured_model(flags, lengths.longest) as (source, _, llama):
-        results: list[Speed] = []
+        results: list[TestResult] = []
         profiles: dict[str, list[ProfileRow]] = {}
         for depth in lengths.depths:
             results += speeds(llama, lengths.prompts, lengths.generations, flags.repetitions, depth)

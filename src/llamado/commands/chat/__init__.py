@@ -1,1 +1,1 @@
-"""`llamado run`: a conversation in a terminal, with a model of this process or with a server."""
+"""`llamado run`: chat in a terminal, with a model in this process or with a server."""

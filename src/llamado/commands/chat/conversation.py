@@ -1,4 +1,4 @@
-"""A conversation: its messages and settings, how they change, and the file that keeps them."""
+"""A conversation: its messages and settings, and the file format of /save and /load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamado.commands.chat.speaker import Figures, Message
+from llamado.commands.chat.backend import AnswerStats, Message
 from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import sampler_names
@@ -22,47 +22,47 @@ _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, 
 SETTABLE: Mapping[str, Parameter] = {
     row.name: row for row in PARAMETERS if row.flags and not row.served and row.type in _TYPES
 }
-"""What `/set` takes: the parameters that have a flag and fit in a line."""
+"""Parameters for `/set`: those with a flag and a value that fits in a line."""
 
 
 class ChatError(LlamadoError):
-    """A command of the conversation that cannot be done: a bad value, a file that holds no conversation."""
+    """A chat command failed: bad value, or a file without a conversation."""
 
 
 @dataclass
 class Chat:
-    """Messages so far without the system's, and what is set."""
+    """Messages of a conversation without the system message, and its settings."""
 
     system: str = ""
     messages: list[Message] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    """Parameters by name, those that are not as they were at the start."""
-    answers: list[Figures] = field(default_factory=list)
+    """Changed request parameters by name."""
+    answers: list[AnswerStats] = field(default_factory=list)
 
-    def asking(self, text: str) -> list[Message]:
-        """All messages up to a new question."""
-        return [*self.heard(), {"role": "user", "content": text}]
+    def with_question(self, text: str) -> list[Message]:
+        """Return all messages and a new question."""
+        return [*self.all_messages(), {"role": "user", "content": text}]
 
-    def heard(self) -> list[Message]:
-        """All messages, the system's first."""
+    def all_messages(self) -> list[Message]:
+        """Return all messages, starting with the system message."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
-    def took(self, question: str, answer: str, thoughts: str) -> None:
-        """A question was answered; an answer that was stopped counts as far as it came."""
+    def add_turn(self, question: str, answer: str, reasoning: str) -> None:
+        """Append a question and its answer, which may be incomplete."""
         message = {"role": "assistant", "content": answer}
-        if thoughts:
-            message["reasoning_content"] = thoughts
+        if reasoning:
+            message["reasoning_content"] = reasoning
         self.messages = [*self.messages, {"role": "user", "content": question}, message]
 
     def last_question(self) -> tuple[list[Message], str]:
-        """The messages before the last question, and the question. Raises ChatError."""
+        """Return the messages before the last question, and the question. Raises ChatError."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at]["role"] == "user":
                 return self.messages[:at], str(self.messages[at]["content"])
-        raise ChatError("there is no answer yet that could be given again")
+        raise ChatError("there is no answer yet to generate again")
 
     def set(self, name: str, text: str) -> None:
-        """Set a parameter as its text says; "default" takes it back. Raises ChatError."""
+        """Set a parameter from a text; "default" resets it. Raises ChatError."""
         row = settable(name)
         if text == "default" or (row.type == "seed" and text == "-1"):
             self.settings.pop(row.name, None)
@@ -85,7 +85,7 @@ class Chat:
             raise ChatError(f"{path}: {error.strerror}") from None
 
     def load(self, path: Path) -> None:
-        """Take over a conversation that was saved. Raises ChatError; nothing has changed then."""
+        """Replace this conversation by a saved one. On ChatError nothing changes."""
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             system, messages = str(kept.get("system") or ""), [_checked(one) for one in kept["messages"]]
@@ -96,12 +96,12 @@ class Chat:
         except LlamadoError as error:
             raise ChatError(f"{path}: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ChatError(f"{path} holds no conversation that /save wrote") from None
+            raise ChatError(f"{path} is not a conversation written by /save") from None
         self.system, self.messages, self.settings = system, messages, settings
 
 
 def settable(name: str) -> Parameter:
-    """The parameter of a name, its flag's (temp) or a body's (max_tokens, num_predict) too. Raises ChatError."""
+    """Find a parameter by its name, flag (temp) or request field (max_tokens, num_predict). Raises ChatError."""
     name = name.lstrip("-").replace("-", "_")
     if name in SETTABLE:
         return SETTABLE[name]
@@ -111,14 +111,14 @@ def settable(name: str) -> Parameter:
             return row
     near = difflib.get_close_matches(name, SETTABLE, n=1)
     hint = f": did you mean {near[0]}?" if near else ";"
-    raise ChatError(f"there is no parameter {name}{hint} /set shows what there is")
+    raise ChatError(f"there is no parameter {name}{hint} /set lists all")
 
 
 _FORMS = {"boolean": "on or off", "integer": "a whole number", "number": "a number"}
 
 
 def _value(row: Parameter, text: str) -> Any:
-    """The value of a text. Raises ValueError."""
+    """Parse a value. Raises ValueError."""
     if row.type == "boolean":
         if text not in _SWITCHES:
             raise ValueError

@@ -1,4 +1,4 @@
-"""What a user types: lines with history and completion, several of them where they belong together."""
+"""Prompt input: line editing with history, completion and multi-line text."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from prompt_toolkit.output import Output
 from prompt_toolkit.output.defaults import create_output
 
 from llamado.commands.chat.conversation import SETTABLE
-from llamado.commands.chat.talk import ORDERS
+from llamado.commands.chat.session import CHAT_COMMANDS
 from llamado.terminal.text import print
 
 _FENCE = '"""'
 
 
 def history_file() -> Path:
-    """Where questions are kept between sessions: the folder for state of the XDG specification."""
+    """Return the history file, in the state folder of the XDG specification."""
     folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(folder).expanduser() / "llamado" / "run_history"
 
 
-class Keyboard:
-    """Asks for what is said next."""
+class PromptReader:
+    """Reads questions and commands from the terminal."""
 
     def __init__(self, history: Path, *, input: Input | None = None, output: Output | None = None) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             multiline=True,
             key_bindings=_bindings(),
-            completer=OrderCompleter(),
+            completer=CommandCompleter(),
             complete_while_typing=False,
             prompt_continuation="  ",
             input=input,
-            # Answers may go to a file: the prompt does not.
+            # Answers may go to a file; the prompt goes to the terminal.
             output=output or create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
         )
 
-    def ask(self) -> str | None:
-        """What the user says next, without spaces around it; None: that was all. Raises KeyboardInterrupt."""
+    def read(self) -> str | None:
+        """Read the next input without surrounding spaces; None at the end (Ctrl-D). Raises KeyboardInterrupt."""
         try:
             text = self._session.prompt(ANSI("\x1b[1m>\x1b[0m "))
         except EOFError:
@@ -56,13 +56,13 @@ class Keyboard:
 
 
 def is_open(text: str) -> bool:
-    """Whether a text has begun with three quotes and has none yet that end it."""
+    """Return True if a text starts with three quotes that are not closed yet."""
     text = text.strip()
     return text.startswith(_FENCE) and not (len(text) >= 2 * len(_FENCE) and text.endswith(_FENCE))
 
 
 def unfenced(text: str) -> str:
-    """A text without three quotes on either side."""
+    """Remove three quotes on both sides of a text."""
     if text.startswith(_FENCE) and not is_open(text):
         return text[len(_FENCE) : -len(_FENCE)].strip("\n")
     return text
@@ -92,13 +92,13 @@ def _history(path: Path) -> History:
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
         path.chmod(0o600)
     except OSError as error:
-        print(f"llamado: questions are not kept: {path}: {error.strerror}", file=sys.stderr)
+        print(f"llamado: no history is kept: {path}: {error.strerror}", file=sys.stderr)
         return InMemoryHistory()
     return FileHistory(str(path))
 
 
-class OrderCompleter(Completer):
-    """Commands, parameters behind `/set`, files behind `/save` and `/load`."""
+class CommandCompleter(Completer):
+    """Completes commands, parameters of `/set`, and files of `/save` and `/load`."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
@@ -109,9 +109,9 @@ class OrderCompleter(Completer):
             return
         word, space, rest = text.partition(" ")
         if not space:
-            for order in ORDERS:
-                if order.name.startswith(word):
-                    yield Completion(order.name, start_position=-len(word), display_meta=order.help)
+            for command in CHAT_COMMANDS:
+                if command.name.startswith(word):
+                    yield Completion(command.name, start_position=-len(word), display_meta=command.help)
         elif word == "/set" and " " not in rest:
             for row in SETTABLE.values():
                 if row.name.startswith(rest):

@@ -1,4 +1,4 @@
-"""An answer as Markdown on a terminal while it comes: blocks that are finished stay as they are."""
+"""Render an answer as Markdown while it streams: complete blocks are printed once."""
 
 from __future__ import annotations
 
@@ -14,95 +14,95 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from llamado.commands.chat.screen import Shown, interruptible
-from llamado.commands.chat.speaker import Answer
+from llamado.commands.chat.backend import Answer
+from llamado.commands.chat.screen import ShownAnswer, interruptible
 from llamado.terminal.text import printable
 
 _FRAME = 0.05
-"""Seconds between two pictures of an answer that comes, at least."""
-_SHARE = 4
-"""How many times as long as drawing a picture takes the answer is left alone."""
-_THOUGHT_LINES = 5
-"""Lines of thoughts that are shown while they come."""
+"""Minimum seconds between two redraws."""
+_PAUSE = 4
+"""Minimum pause between two redraws, as a multiple of the time of a redraw."""
+_REASONING_LINES = 5
+"""Last lines of the reasoning to show while it streams."""
 
 
 class MarkdownScreen:
-    """Markdown on a terminal. What a block of it says stays once the next one begins; only the last is drawn anew."""
+    """Shows Markdown on a terminal. Blocks are printed when the next one starts; only the last block is redrawn."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def show(self, answer: Answer) -> Shown:
-        shown, drawn, began = Shown(), _Drawing(self._console), time.monotonic()
-        due, pictured = 0.0, 0
+    def show(self, answer: Answer) -> ShownAnswer:
+        shown, drawn, began = ShownAnswer(), _MarkdownStream(self._console), time.monotonic()
+        due, n_visible = 0.0, 0
         live = Live(console=self._console, auto_refresh=False, transient=True)
         with _no_echo(), interruptible() as check, live:
             try:
                 live.update(Text("…", style="dim"), refresh=True)
                 while True:
                     check()
-                    said = next(answer)
-                    if said.thought:
-                        shown.thoughts += said.text
+                    piece = next(answer)
+                    if piece.is_reasoning:
+                        shown.reasoning += piece.text
                     else:
-                        if shown.thoughts and not shown.text:
-                            drawn.fold(shown.thoughts, time.monotonic() - began)
+                        if shown.reasoning and not shown.text:
+                            drawn.fold(shown.reasoning, time.monotonic() - began)
                             due = 0.0
-                        shown.text += said.text
-                        drawn.add(said.text)
+                        shown.text += piece.text
+                        drawn.add(piece.text)
                     if (now := time.monotonic()) >= due:
-                        pictured = len(shown.text)
+                        n_visible = len(shown.text)
                         drawn.settle()
-                        live.update(_Tail(drawn.open if shown.text else _thinking(shown.thoughts)), refresh=True)
+                        live.update(_Tail(drawn.open if shown.text else _thinking(shown.reasoning)), refresh=True)
                         done = time.monotonic()
-                        due = done + max(_FRAME, _SHARE * (done - now))
+                        due = done + max(_FRAME, _PAUSE * (done - now))
             except StopIteration as end:
-                shown.figures = end.value
+                shown.stats = end.value
             except KeyboardInterrupt:
-                # What came after the last picture nobody saw: it is neither shown nor kept.
-                shown.text = shown.text[:pictured]
+                # The user has not seen the text after the last redraw, so it is dropped.
+                shown.text = shown.text[:n_visible]
                 drawn.cut()
                 drawn.add(" …")
             finally:
                 answer.close()
                 live.update(Text(""), refresh=True)
-        if shown.thoughts and not shown.text:
-            drawn.fold(shown.thoughts, time.monotonic() - began)
+        if shown.reasoning and not shown.text:
+            drawn.fold(shown.reasoning, time.monotonic() - began)
         drawn.finish()
         return shown
 
 
-class _Drawing:
-    """Markdown of which whole blocks are printed as soon as they are whole."""
+class _MarkdownStream:
+    """Prints blocks of Markdown as soon as they are complete."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._text, self._below = console, "", False
-        self._pictured = 0
+        self._console, self._text, self._has_output = console, "", False
+        self._n_visible = 0
 
     @property
     def open(self) -> RenderableType:
-        """The block that may still change."""
+        """The incomplete last block."""
         return _markdown(self._text)
 
     def add(self, text: str) -> None:
         self._text += printable(text.replace("\r", ""))
 
     def settle(self) -> None:
-        """Print the blocks that are whole; what is there now is in the picture."""
-        self._pictured = len(self._text)
-        # What stands in a line that has no end yet may become anything.
+        """Print complete blocks, and count the remaining text as visible."""
+        self._n_visible = len(self._text)
+        # More text can change the meaning of an incomplete line.
         whole = self._text[: self._text.rfind("\n") + 1]
         for block in blocks(whole)[:-1]:
             self._print(_markdown(block))
-            self._text, self._pictured = self._text[len(block) :], self._pictured - len(block)
+            self._text, self._n_visible = self._text[len(block) :], self._n_visible - len(block)
 
     def cut(self) -> None:
-        """Forget what came after the last picture."""
-        self._text = self._text[: self._pictured]
+        """Drop the text after the last redraw."""
+        self._text = self._text[: self._n_visible]
 
-    def fold(self, thoughts: str, seconds: float) -> None:
-        """Thoughts are over: a line says that there were some."""
-        n = len(thoughts.split())
+    def fold(self, reasoning: str, seconds: float) -> None:
+        """Print a line that replaces the reasoning."""
+        n = len(reasoning.split())
         self._print(Text(f"thought for {seconds:.1f} s, {n} words (/thoughts shows them)", style="dim italic"))
 
     def finish(self) -> None:
@@ -111,14 +111,14 @@ class _Drawing:
         self._text = ""
 
     def _print(self, what: RenderableType) -> None:
-        if self._below:
+        if self._has_output:
             self._console.print()
         self._console.print(what)
-        self._below = True
+        self._has_output = True
 
 
 def blocks(text: str) -> list[str]:
-    """A Markdown text in its blocks: paragraphs, lists, tables, code."""
+    """Split a Markdown text into blocks: paragraphs, lists, tables, code."""
     lines = [f"{line}\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
@@ -126,23 +126,23 @@ def blocks(text: str) -> list[str]:
     return ["".join(lines[start:end]) for start, end in zip([0, *starts[1:]], ends, strict=True)] if starts else []
 
 
-# HTML is shown as it is written: rich would leave it out.
+# HTML is shown as text: rich would omit it.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
 
 
 def _markdown(text: str) -> Markdown:
-    # Links are spelled out, because nobody sees where a link that a model made goes to.
-    made = Markdown("", hyperlinks=False, code_theme="ansi_dark")
-    made.markup, made.parsed = text, _PARSER.parse(text)
-    return made
+    # The targets of links are shown, because a model chose them.
+    markdown = Markdown("", hyperlinks=False, code_theme="ansi_dark")
+    markdown.markup, markdown.parsed = text, _PARSER.parse(text)
+    return markdown
 
 
 def _thinking(text: str) -> RenderableType:
-    return Text("\n".join(printable(text).splitlines()[-_THOUGHT_LINES:]), style="dim")
+    return Text("\n".join(printable(text).splitlines()[-_REASONING_LINES:]), style="dim")
 
 
 class _Tail:
-    """The last lines of something, as many as the terminal has."""
+    """Last lines of a renderable, as many as fit on the terminal."""
 
     def __init__(self, what: RenderableType) -> None:
         self._what = what
@@ -158,10 +158,10 @@ class _Tail:
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """What is typed while an answer comes does not land in it; it is there for the next prompt."""
+    """Do not echo keys during an answer. They are read by the next prompt."""
     try:
         import termios
-    except ImportError:  # a system without terminals of this kind
+    except ImportError:  # Windows
         yield
         return
     try:

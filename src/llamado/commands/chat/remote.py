@@ -1,4 +1,4 @@
-"""A server of OpenAI's chat API, ours or another's, as the one who answers."""
+"""Chat backend that uses a server with OpenAI's chat API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
-from llamado.commands.chat.speaker import Answer, Figures, Message, Said
+from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message
 from llamado.engine.parameters import BY_NAME
 from llamado.errors import LlamadoError
 from llamado.loglines import escaped
@@ -20,20 +20,20 @@ _CONNECT_SECONDS = 10.0
 
 
 class ServerRefused(LlamadoError):
-    """A server that cannot be asked, or does not answer what was asked."""
+    """The server cannot be reached, or its response is an error or invalid."""
 
 
-_STREAM_BYTES = 256 << 20  # of one answer, with all that surrounds its tokens
+_STREAM_BYTES = 256 << 20  # maximum bytes of a streamed response
 
 
-class HttpSpeaker:
-    """Answers by `POST /v1/chat/completions` of a server.
+class RemoteBackend:
+    """Chat backend for `POST /v1/chat/completions`.
 
-    `url`: with or without `/v1` at its end; `model`: None where the server has one alone.
+    `url` may end with `/v1`. `model`: None if the server has only one.
     """
 
     def __init__(self, url: str, model: str | None, key: str | None = None) -> None:
-        """Raises ServerRefused."""
+        """Connect. Raises ServerRefused."""
         url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._base = url if url.endswith("/v1") else f"{url}/v1"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -56,10 +56,10 @@ class HttpSpeaker:
         try:
             names = [str(one["id"]) for one in read_json(answer)["data"]]
         except (ValueError, KeyError, TypeError):
-            raise ServerRefused(f"{self._base}/models does not list models: is it a server of OpenAI's API?") from None
+            raise ServerRefused(f"{self._base}/models lists no models: is it an OpenAI API server?") from None
         if len(names) != 1:
             known = ", ".join(names) or "none"
-            raise ServerRefused(f"which model? -m names one of those that {self._base} has: {known}")
+            raise ServerRefused(f"no model given: choose a model of {self._base} with -m: {known}")
         return names[0]
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
@@ -68,9 +68,10 @@ class HttpSpeaker:
             "messages": [{"role": one["role"], "content": one["content"]} for one in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
-            **{BY_NAME[name].names[-1]: _as_json(name, value) for name, value in settings.items()},  # OpenAI's is last
+            # The last name is OpenAI's.
+            **{BY_NAME[name].names[-1]: _as_json(name, value) for name, value in settings.items()},
         }
-        began, first, told = time.perf_counter(), None, _Told()
+        began, first, result = time.perf_counter(), None, _StreamResult()
         stream = limits(_STREAM_BYTES, math.inf)
         try:
             with self._http.stream("POST", f"{self._base}/chat/completions", json=body, extensions=stream) as answer:
@@ -78,12 +79,12 @@ class HttpSpeaker:
                     answer.read()
                     raise ServerRefused(_refusal(answer))
                 for event in _events(answer):
-                    for said in told.take(event):
+                    for piece in result.take(event):
                         first = first or time.perf_counter()
-                        yield said
+                        yield piece
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
-        return told.figures(began, first, time.perf_counter())
+        return result.stats(began, first, time.perf_counter())
 
     def close(self) -> None:
         self._http.close()
@@ -95,7 +96,7 @@ class HttpSpeaker:
 
 
 def _as_json(name: str, value: Any) -> Any:
-    """A parameter as bodies write it: JSON has no infinity."""
+    """Convert a parameter to JSON, which has no infinity."""
     if name == "logit_bias":
         return {str(token): bias if math.isfinite(bias) else False for token, bias in value.items()}
     return value
@@ -113,18 +114,18 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class _Told:
-    """What a stream has said beside the text."""
+class _StreamResult:
+    """Usage, timings and finish reason of a stream so far."""
 
     def __init__(self) -> None:
         self._usage: Mapping[str, Any] = fit({}, _USAGE)
         self._timings: Mapping[str, Any] = fit({}, _TIMINGS)
         self._reason = ""
 
-    def take(self, event: Mapping[str, Any]) -> Iterator[Said]:
-        """Text of an event. Raises ServerRefused for one that says what went wrong."""
+    def take(self, event: Mapping[str, Any]) -> Iterator[AnswerPiece]:
+        """Yield the text of an event. Raises ServerRefused for an error event."""
         if event.get("error"):
-            raise ServerRefused(_message(event) or "the server gives up without a reason")
+            raise ServerRefused(_message(event) or "the server stopped without a reason")
         self._usage = fit(event.get("usage"), Maybe(_USAGE)) or self._usage
         self._timings = fit(event.get("timings"), Maybe(_TIMINGS)) or self._timings
         choices = event.get("choices")
@@ -132,12 +133,12 @@ class _Told:
             self._reason = fit(choice, {"finish_reason": ""})["finish_reason"] or self._reason
             delta = choice.get("delta") if isinstance(choice, dict) else None
             if isinstance(delta, dict):
-                if thought := _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")):
-                    yield Said(thought, thought=True)
+                if is_reasoning := _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")):
+                    yield AnswerPiece(is_reasoning, is_reasoning=True)
                 if text := _text(delta.get("content")):
-                    yield Said(text)
+                    yield AnswerPiece(text)
 
-    def figures(self, began: float, first: float | None, ended: float) -> Figures:
+    def stats(self, began: float, first: float | None, ended: float) -> AnswerStats:
         usage, timings = self._usage, self._timings
         n: int | None = usage["completion_tokens"]
         n = timings["predicted_n"] if n is None else n
@@ -145,7 +146,7 @@ class _Told:
         if speed is None and n is not None and n > 1 and first is not None and ended > first:
             speed = (n - 1) / (ended - first)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return Figures(
+        return AnswerStats(
             n_prompt=usage["prompt_tokens"],
             n_cached=timings["cache_n"] if cached is None else cached,
             n_predicted=n,
@@ -156,7 +157,7 @@ class _Told:
 
 
 def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
+    """Yield the JSON objects of a stream of server-sent events."""
     for line in answer.iter_lines():
         text = line.removeprefix("data:").strip() if line.startswith("data:") else ""
         if text == "[DONE]":
@@ -167,7 +168,7 @@ def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
             except ValueError:
                 event = None
             if not isinstance(event, dict):
-                raise ServerRefused(f"the server sends what is no JSON object: {escaped(text[:100])}")
+                raise ServerRefused(f"the server sent an event that is not a JSON object: {escaped(text[:100])}")
             yield event
 
 
@@ -176,7 +177,7 @@ def _refusal(answer: httpx.Response) -> str:
         message = _message(read_json(answer))
     except ValueError:
         message = ""
-    hint = " (--api-key gives a key)" if answer.status_code in (401, 403) else ""
+    hint = " (give a key with --api-key)" if answer.status_code in (401, 403) else ""
     return f"{answer.request.url} answers {answer.status_code}: {message or answer.reason_phrase}{hint}"
 
 

@@ -1,4 +1,4 @@
-"""`llamado run`: from flags to one answer, or to a conversation."""
+"""The command `llamado run`: one answer, or a conversation."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from llamado.terminal.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from llamado.commands.chat.backend import ChatBackend
     from llamado.commands.chat.screen import Screen
-    from llamado.commands.chat.speaker import Speaker
 
 _PATIENCE = 1.0
-"""Seconds after which whoever waits for standard input says so."""
+"""Seconds to wait for standard input before printing a hint."""
 
 
 def run_chat(flags: Parsed, spec: str | None) -> int:
-    """Answer once, or converse until the user leaves; the exit code. Raises LlamadoError and KeyboardInterrupt."""
+    """Answer once, or chat until the user quits, and return the exit code. Raises LlamadoError, KeyboardInterrupt."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     question = _question(flags)
     from llamado.commands.chat.conversation import Chat
 
-    speaker = _remote(flags, spec) if flags.url else _here(flags, spec)
+    backend = _remote(flags, spec) if flags.url else _here(flags, spec)
     try:
         chat = Chat(system=flags.system_prompt or "", settings=_given(flags))
         if question is not None:
-            return _answer_once(speaker, chat, question, markdown=flags.markdown)
-        _converse(speaker, chat, markdown=flags.markdown)
+            return _answer_once(backend, chat, question, markdown=flags.markdown)
+        _converse(backend, chat, markdown=flags.markdown)
         return 0
     finally:
-        speaker.close()
+        backend.close()
 
 
-def _answer_once(speaker: Speaker, chat: Any, question: str, *, markdown: bool) -> int:
-    shown = screen_of(markdown=markdown).show(speaker.answer(chat.asking(question), chat.settings))
-    return 0 if shown.figures is not None else 128 + signal.SIGINT
+def _answer_once(backend: ChatBackend, chat: Any, question: str, *, markdown: bool) -> int:
+    shown = screen_of(markdown=markdown).show(backend.answer(chat.with_question(question), chat.settings))
+    return 0 if shown.stats is not None else 128 + signal.SIGINT
 
 
-def _converse(speaker: Speaker, chat: Any, *, markdown: bool) -> None:
-    from llamado.commands.chat.keyboard import Keyboard, history_file
-    from llamado.commands.chat.talk import Talk
+def _converse(backend: ChatBackend, chat: Any, *, markdown: bool) -> None:
+    from llamado.commands.chat.keyboard import PromptReader, history_file
+    from llamado.commands.chat.session import ChatSession
 
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
 
@@ -59,28 +59,28 @@ def _converse(speaker: Speaker, chat: Any, *, markdown: bool) -> None:
         sys.stdout.flush()
         print(f"{dim}{printable(line)}{plain}", file=sys.stderr, flush=True)
 
-    talk, keyboard = Talk(speaker, chat, screen_of(markdown=markdown), say), Keyboard(history_file())
-    say(f"{speaker.name}: /help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    for note in speaker.notes:
+    session, reader = ChatSession(backend, chat, screen_of(markdown=markdown), say), PromptReader(history_file())
+    say(f"{backend.name}: /help shows the commands, Ctrl-C stops an answer, Ctrl-D quits")
+    for note in backend.notes:
         say(note)
-    while not talk.over:
+    while not session.is_over:
         try:
-            text = keyboard.ask()
+            text = reader.read()
             if text is None:
                 return
             if text:
-                talk.hear(text)
+                session.handle(text)
         except KeyboardInterrupt:
-            say("Ctrl-D or /exit leaves")
+            say("Ctrl-D or /exit quits")
 
 
 def screen_of(*, markdown: bool) -> Screen:
-    """The screen for standard output: Markdown is for terminals that can move the cursor."""
+    """Return the screen for standard output. Markdown needs a terminal that can move the cursor."""
     if not markdown or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         from llamado.commands.chat.screen import PlainScreen
 
         return PlainScreen(sys.stdout)
-    # Drawing takes longer to import than everything else here.
+    # Imported late, because rich takes longest to import.
     from llamado.commands.chat.markdown import MarkdownScreen
     from llamado.terminal.console import Console
 
@@ -88,26 +88,26 @@ def screen_of(*, markdown: bool) -> Screen:
 
 
 def _given(flags: Parsed) -> dict[str, Any]:
-    """Parameters of each answer: for a server all that flags say, here the length, which has no default."""
+    """Return request parameters: all given flags for a server; only the length for a local model."""
     if not flags.url:
         return {"n_predict": flags.n_predict} if "n_predict" in flags.given else {}
     defaults = sampling_defaults(flags)
     values = {row.name: getattr(defaults.sampling, row.name, getattr(defaults, row.name, None)) for row in PARAMETERS}
-    of_letters = {"samplers"} if flags.sampler_seq else set()
-    return {name: value for name, value in values.items() if name in flags.given | of_letters and value is not None}
+    samplers = {"samplers"} if flags.sampler_seq else set()
+    return {name: value for name, value in values.items() if name in flags.given | samplers and value is not None}
 
 
-def _remote(flags: Parsed, spec: str | None) -> Speaker:
-    from llamado.commands.chat.remote import HttpSpeaker
+def _remote(flags: Parsed, spec: str | None) -> ChatBackend:
+    from llamado.commands.chat.remote import RemoteBackend
 
     names = [*([spec] if spec else []), *(flags.model or [])]
     if len(names) > 1:
         raise FlagError(f"--url: one model is expected, got {len(names)}: {', '.join(names)}")
-    return HttpSpeaker(flags.url, names[0] if names else None, flags.api_key)
+    return RemoteBackend(flags.url, names[0] if names else None, flags.api_key)
 
 
-def _here(flags: Parsed, spec: str | None) -> Speaker:
-    from llamado.commands.chat.here import EngineSpeaker
+def _here(flags: Parsed, spec: str | None) -> ChatBackend:
+    from llamado.commands.chat.local import LocalBackend
     from llamado.engine.loaded_model import LoadedModel
 
     if spec is None and not flags.model and not flags.hf_repo:
@@ -120,23 +120,23 @@ def _here(flags: Parsed, spec: str | None) -> Speaker:
         nonlocal shown
         line = f"{what} {share:.0%}"
         if sys.stderr.isatty() and line != shown:
-            # The cursor stays in front, so that a line of the log takes this one's place.
+            # The cursor returns to the start of the line, so that a log line overwrites it.
             print(f"\x1b[K{line}\r", end="", file=sys.stderr, flush=True)
             shown = line
 
     try:
         llama = LoadedModel.load(source, options, defaults=defaults, progress=as_share(report))
-        return EngineSpeaker(llama, os.path.basename(source.name))
+        return LocalBackend(llama, os.path.basename(source.name))
     finally:
         if shown:
             print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _question(flags: Parsed) -> str | None:
-    """What is asked once; None: converse.
+    """Return the prompt to answer once, or None to chat.
 
-    `--prompt`, behind it what standard input holds where that is a file or a pipe; without it, or where it is "-", all
-    of standard input, unless that is a terminal.
+    The prompt is `--prompt`, followed by standard input if that is a file or pipe. Without `--prompt`, or if it is "-",
+    the prompt is standard input, unless that is a terminal. Raises FlagError.
     """
     given: str | None = flags.prompt
     if given is None and sys.stdin.isatty():
@@ -144,12 +144,12 @@ def _question(flags: Parsed) -> str | None:
     asked = given is not None and given != "-"
     text = _standard_input() if not asked or _is_piped() else ""
     if not asked and not text:
-        raise FlagError("nothing to ask: standard input is empty; give -p TEXT, or run in a terminal to converse")
+        raise FlagError("no prompt: standard input is empty; give -p TEXT, or run in a terminal to chat")
     return f"{given}\n\n{text}" if asked and text else given if asked else text
 
 
 def _is_piped() -> bool:
-    """Whether standard input is a file or a pipe that somebody named: not a terminal, a device, or closed."""
+    """Return True if standard input is a file or pipe, not a terminal, a device, or closed."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):
@@ -159,17 +159,17 @@ def _is_piped() -> bool:
 
 def _standard_input() -> str:
     try:
-        with _saying_that_it_waits():
+        with _hint_after_delay():
             return sys.stdin.read().strip()
     except UnicodeDecodeError as error:
-        raise FlagError(f"standard input is no UTF-8 text: {error}") from None
+        raise FlagError(f"standard input is not UTF-8: {error}") from None
 
 
 @contextmanager
-def _saying_that_it_waits() -> Iterator[None]:
-    """A pipe that nobody writes to looks as if the model were slow."""
-    said = "llamado: waiting for the end of standard input (</dev/null leaves it out)"
-    timer = threading.Timer(_PATIENCE, lambda: print(said, file=sys.stderr, flush=True))
+def _hint_after_delay() -> Iterator[None]:
+    """Print a hint while a pipe stays open without data, which looks like a slow model."""
+    hint = "llamado: waiting for the end of standard input (</dev/null skips it)"
+    timer = threading.Timer(_PATIENCE, lambda: print(hint, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:

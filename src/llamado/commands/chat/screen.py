@@ -1,4 +1,4 @@
-"""An answer as text that comes: on a terminal, in a file or a pipe."""
+"""Screens that show a streaming answer; the plain one for terminals, files and pipes."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, TextIO
 
-from llamado.commands.chat.speaker import Answer, Figures
+from llamado.commands.chat.backend import Answer, AnswerStats
 from llamado.terminal.text import printable
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(slots=True)
-class Shown:
-    """What came of an answer."""
+class ShownAnswer:
+    """Text and statistics of an answer that was shown."""
 
     text: str = ""
-    thoughts: str = ""
-    figures: Figures | None = None
-    """None: it was stopped before its end."""
+    reasoning: str = ""
+    stats: AnswerStats | None = None
+    """None if the user stopped the answer."""
 
 
 class Screen(Protocol):
-    """Where answers are shown."""
+    """Shows answers."""
 
-    def show(self, answer: Answer) -> Shown:
-        """Show an answer until it ends or is interrupted. Raises what ends it otherwise."""
+    def show(self, answer: Answer) -> ShownAnswer:
+        """Show an answer until it ends or Ctrl-C interrupts it. Raises the errors of the answer."""
         ...
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """What is called between two pieces raises KeyboardInterrupt where Ctrl-C came and nobody heard of it: Python drops
-    exceptions in what it calls by itself (destructors, callbacks of weak references).
+    """Yield a function to call between pieces, which raises KeyboardInterrupt if Ctrl-C was pressed.
+
+    The KeyboardInterrupt of the signal itself may be lost: Python drops exceptions in destructors and in callbacks of
+    weak references.
     """
-    came = False
+    is_interrupted = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+        nonlocal is_interrupted
+        is_interrupted = True
         raise KeyboardInterrupt
 
     def check() -> None:
-        if came:
+        if is_interrupted:
             raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread, the only one that hears signals
+    except ValueError:  # not the main thread, which alone receives signals
         yield check
         return
     try:
@@ -61,31 +63,31 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 class PlainScreen:
-    """Text as it comes. On a terminal thoughts are dimmed; elsewhere there is the answer alone, byte by byte."""
+    """Writes text as it streams. Terminals show the reasoning dimmed; files and pipes get only the answer."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._terminal = out, out.isatty()
 
-    def show(self, answer: Answer) -> Shown:
-        shown, thinking = Shown(), False
+    def show(self, answer: Answer) -> ShownAnswer:
+        shown, thinking = ShownAnswer(), False
         try:
             with interruptible() as check:
                 while True:
-                    said = next(answer)
-                    if said.thought:
-                        shown.thoughts += said.text
+                    piece = next(answer)
+                    if piece.is_reasoning:
+                        shown.reasoning += piece.text
                     else:
-                        shown.text += said.text
+                        shown.text += piece.text
                     if not self._terminal:
-                        self._write("" if said.thought else said.text)
+                        self._write("" if piece.is_reasoning else piece.text)
                     else:
-                        if said.thought != thinking:
-                            self._write(_DIM if said.thought else f"{_PLAIN}\n\n")
-                            thinking = said.thought
-                        self._write(printable(said.text.replace("\r", "")))
+                        if piece.is_reasoning != thinking:
+                            self._write(_DIM if piece.is_reasoning else f"{_PLAIN}\n\n")
+                            thinking = piece.is_reasoning
+                        self._write(printable(piece.text.replace("\r", "")))
                     check()
         except StopIteration as end:
-            shown.figures = end.value
+            shown.stats = end.value
         except KeyboardInterrupt:
             self._write(" …")
         finally:

@@ -1,1 +1,1 @@
-"""`llamado deploy`: the command, and the memory that its deployments may take."""
+"""`llamado deploy`: the command, and memory limits of deployments."""

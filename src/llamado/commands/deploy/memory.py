@@ -1,4 +1,4 @@
-"""Memory limits of a deployment, planned from the header of the model's file."""
+"""Memory limits of a deployment, computed from the header of the model file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamado.commands.serve import serves_many
 from llamado.devices.split.placement import DeviceFigures, mib, predict
 from llamado.engine.drafts.sizes import planned_draft
 from llamado.engine.errors import EngineError
-from llamado.engine.forward.fitting import fit, memory_options
+from llamado.engine.forward.fitting import fit, memory_request
 from llamado.engine.supported import check_supported
 from llamado.flags import FlagParser, add_flags, parse
 from llamado.gguf.reader import GGUFFile
@@ -23,12 +23,12 @@ from llamado.models import load_model
 from llamado.models.hparams import override_metadata
 
 _SERVER, _WORKER = 768 << 20, 512 << 20
-"""Bytes that a process takes besides: interpreter, libraries, kernels, requests."""
+"""Bytes of a process besides the model: interpreter, libraries, kernels, requests."""
 _STEP = 64 << 20
 
 
 class PlannedMemory(NamedTuple):
-    """Sizes in the format of `--memory`, and their parts."""
+    """Limits in the format of `--memory`, and a text that explains their parts."""
 
     server: str
     worker: str
@@ -36,16 +36,16 @@ class PlannedMemory(NamedTuple):
 
 
 def planned_memory(what: Deployment, target: str) -> PlannedMemory:
-    """Return the memory that servers and workers take, each with an equal share of the layers.
+    """Return the memory of servers and workers, each with an equal share of the layers.
 
-    The context is that of the flags, or as long as the server's own default without a limit. Workers that servers
-    share hold the layers of each of them. Raises LlamadoError if the model's file is not on this machine.
+    The context size is that of the flags, or the server's default without a memory limit. A worker shared by several
+    servers holds the layers of each. Raises LlamadoError if the model file is not on this machine.
     """
     flags = what.parsed
     if serves_many(flags):
-        raise EngineError("a router loads more than one model")
+        raise EngineError("a router loads several models")
     if flags.rpc:
-        raise EngineError("workers of --rpc hold a part of the model")
+        raise EngineError("a part of the model is on the workers of --rpc")
     names = [f"worker-{i}:1" for i in range(what.workers)]
     parser = FlagParser(prog="llamado serve", allow_abbrev=False)
     add_flags(parser, "serve")
@@ -61,26 +61,26 @@ def planned_memory(what: Deployment, target: str) -> PlannedMemory:
     check_supported(header, workers=split is not None)
     model = load_model(header, options.rope)
     figures = [DeviceFigures(name=name, local=name == "CPU", free=0, total=0, decode=1.0) for name in ("CPU", *names)]
-    found = fit(header, model, memory_options(options), figures, split)
+    found = fit(header, model, memory_request(options), figures, split)
     here, *there = predict(found.sizes, figures, found.placement).shares
     if (draft_model := options.drafts.model) is not None:
         file_of(draft_model.name)  # raises SourceError if its header would have to be fetched
     draft = planned_draft(header, options)
     needed = here.memory + found.sizes.embedding + (0 if draft is None else draft.reserve) + _SERVER
-    # The cache of prompts grows to half of the limit, and no further than its flag says.
+    # The prompt cache grows to half of the limit, or to the size of its flag if that is smaller.
     prompts = needed if options.cache_ram < 0 else min(options.cache_ram << 20, needed)
     clients = 1 if what.leader_worker_set else what.replicas
     worker = max((share.memory for share in there), default=0) * clients + _WORKER
     sizes = found.sizes
     text = (
         f"weights {mib(sizes.weights)}, K/V cache of {found.n_cells} tokens {mib(sum(sizes.kv))}, batches "
-        f"{mib(sizes.compute + sizes.head_compute)}, cache of prompts {mib(prompts)} (-c and -cram change them)"
+        f"{mib(sizes.compute + sizes.head_compute)}, prompt cache {mib(prompts)} (-c and -cram change them)"
     )
     return PlannedMemory(_size(needed + prompts), _size(worker), text)
 
 
 def model_file(what: Deployment, target: str) -> Path:
-    """Path of the model on this machine. Raises LlamadoError."""
+    """Return the path of the model on this machine. Raises LlamadoError."""
     flags = what.parsed
     name = flags.model[0] if flags.model else flags.hf_repo or flags.model_url
     if target in IN_CONTAINERS and name.startswith(f"{MODELS}/"):

@@ -1,4 +1,4 @@
-"""`llamado deploy`: files with which compose, systemd, Kubernetes and others run servers and workers."""
+"""The command `llamado deploy`: write files for compose, systemd, Kubernetes and other targets."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FIELDS = {
     "domain": "domain",
     "lws": "leader_worker_set",
 }
-"""Fields of a Deployment by the flags that say them."""
-_LIMITED = frozenset({"compose", "helm", "kubernetes", "systemd"})
+"""Flag → field of Deployment."""
+_MEMORY_LIMITS = frozenset({"compose", "helm", "kubernetes", "systemd"})
 """Targets that limit the memory of processes."""
 
 
 def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str]) -> int:
-    """Print the files of a target, or write them; `file`: a cluster.yaml; `serve`: flags of `llamado serve`.
+    """Print or write the files of a target. `file`: a cluster.yaml; `serve`: flags of `llamado serve`.
 
     Raises FlagError, ClusterFileError and DeploymentError.
     """
@@ -50,11 +50,11 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     if file is None:
         what = _placed(Deployment(serve=tuple(serve), **given), target, choose="models" not in flags.given)
     else:
-        said = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
-        what = _of_file(file, target, serve, said | ({"gateway": ()} if flags.gateway else {}))
+        changes = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
+        what = _of_file(file, target, serve, changes | ({"gateway": ()} if flags.gateway else {}))
     files = files_for(target, what)
-    if target in _LIMITED and what.memory is None:
-        files = files_for(target, _limited(what, target))
+    if target in _MEMORY_LIMITS and what.memory is None:
+        files = files_for(target, _with_memory_limits(what, target))
     if flags.out:
         for path in write(files, Path(flags.out)):
             print(path)
@@ -70,12 +70,12 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
 
 
 def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
-    """A deployment whose model, if it is a file of this machine, is where the target has it.
+    """Replace the path of a local model by its path in the target.
 
-    Containers have it in their folder of models, which `choose` allows to be the file's own.
+    Containers mount a folder of models. `choose`: mount the folder of the file.
     """
     from llamado.cluster.deploy.containers import MODELS
-    from llamado.cluster.deploy.deployment import spelled
+    from llamado.cluster.deploy.deployment import flag_name
     from llamado.cluster.deploy.from_file import IN_CONTAINERS
     from llamado.flags import split_flags
 
@@ -90,17 +90,17 @@ def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
         if not path.is_relative_to(folder):
             return what
         place = f"{MODELS}/{path.relative_to(folder)}"
-    return dataclasses.replace(what, serve=(spelled("serve", "model"), place, *words), models=str(folder))
+    return dataclasses.replace(what, serve=(flag_name("serve", "model"), place, *words), models=str(folder))
 
 
-def _limited(what: Deployment, target: str) -> Deployment:
-    """A deployment with the limits of memory that its model asks for, if its file is on this machine."""
+def _with_memory_limits(what: Deployment, target: str) -> Deployment:
+    """Set memory limits from the needs of the model, if its file is on this machine."""
     from llamado.commands.deploy.memory import planned_memory
 
     try:
         planned = planned_memory(what, target)
     except LlamadoError as error:
-        print(f"llamado: no limits of memory: {error}; --memory SIZE sets them", file=sys.stderr)
+        print(f"llamado: no memory limits: {error}; --memory SIZE sets them", file=sys.stderr)
         return what
     worker = f", each worker {planned.worker}" if what.workers else ""
     print(f"llamado: memory of each server {planned.server}{worker}: {planned.text}", file=sys.stderr)
@@ -114,7 +114,7 @@ def _of_file(file: str, target: str, serve: Sequence[str], given: dict[str, Any]
 
     config = read_cluster(Path(file))
     if "gateway" in given and config.gateway:
-        del given["gateway"]  # the file says more of it
+        del given["gateway"]  # the file configures it in more detail
     more = {name: tuple(value) if isinstance(value, list) else value for name, value in server_options(serve).items()}
     config = dataclasses.replace(config, server={**config.server, **more})
     return deployment_of(config, file, target, **given)

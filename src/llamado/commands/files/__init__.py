@@ -1,1 +1,1 @@
-"""Commands that make model files of others."""
+"""Commands for model files: list, show, rm, gguf, quantize and imatrix."""

@@ -1,6 +1,6 @@
-"""`llamado gguf split|merge|set`: parts of a file, one of parts, one with another value of a key.
+"""`llamado gguf split|merge|set`: split a GGUF file, merge its parts, or change a key.
 
-Words and flags are also those of llama-gguf-split: `--split IN OUT` and `--merge IN OUT`.
+The flags of llama-gguf-split also work: `--split IN OUT` and `--merge IN OUT`.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from llamado.terminal.text import print
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 VERBS = {
-    "split": "split FILE OUT        FILE in parts OUT-00001-of-0000N.gguf",
-    "merge": "merge FIRST OUT       the parts of which FIRST is the first in one file OUT",
-    "set": "set FILE KEY VALUE    another value of a key; the file is written anew and then takes the old one's place",
+    "split": "split FILE OUT        split FILE into OUT-00001-of-0000N.gguf, …",
+    "merge": "merge FIRST OUT       merge the parts of a model into OUT; FIRST is the first part",
+    "set": "set FILE KEY VALUE    change a key; a new file replaces the old one",
 }
 _DEFAULT_TENSORS = 128
 _UNITS = {"M": 10**6, "G": 10**9}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words and flags of the command."""
+    """Add the arguments and flags of the command."""
     parser.usage = "llamado gguf split|merge|set …\n\n  " + "\n  ".join(VERBS.values())
     parser.add_argument("words", nargs="*", metavar="split|merge|set", help=argparse.SUPPRESS)
-    parser.add_argument("--split", action="store_true", help="as the word split")
-    parser.add_argument("--merge", action="store_true", help="as the word merge")
-    parser.add_argument("--split-max-tensors", type=int, metavar="N", help=f"tensors of a part ({_DEFAULT_TENSORS})")
-    parser.add_argument("--split-max-size", metavar="N(M|G)", help="bytes of a part's tensors: 300M, 2G")
-    parser.add_argument("--no-tensor-first-split", action="store_true", help="the first part has key-values only")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
-    parser.add_argument("--type", metavar="TYPE", help="set: what a key that is new is (uint32, float32, string …)")
-    parser.add_argument("-o", "--out", metavar="FILE", help="set: write to another file")
-    parser.add_argument("--force", action="store_true", help="set: even where the file will not run afterwards")
+    parser.add_argument("--split", action="store_true", help="same as the word split")
+    parser.add_argument("--merge", action="store_true", help="same as the word merge")
+    parser.add_argument("--split-max-tensors", type=int, metavar="N", help=f"tensors per part ({_DEFAULT_TENSORS})")
+    parser.add_argument("--split-max-size", metavar="N(M|G)", help="maximum bytes of tensors per part: 300M, 2G")
+    parser.add_argument("--no-tensor-first-split", action="store_true", help="write no tensors to the first part")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be written without writing it")
+    parser.add_argument("--type", metavar="TYPE", help="set: type of a new key (uint32, float32, string …)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="set: file to write instead of FILE")
+    parser.add_argument("--force", action="store_true", help="set: even if the model does not run afterwards")
 
 
 def run_gguf(given: argparse.Namespace) -> int:
-    """Does what the words say. Raises FlagError, or GgufError for files that are not as they must be."""
+    """Run the command. Raises FlagError, and GgufError for invalid files."""
     verb, words = _verb(given)
     actions: dict[str, tuple[int, Callable[[Sequence[str], argparse.Namespace], int]]] = {
         "split": (2, _split),
@@ -58,7 +58,7 @@ def run_gguf(given: argparse.Namespace) -> int:
     }
     n_words, action = actions[verb]
     if len(words) != n_words:
-        raise FlagError(f"gguf {verb}: {n_words} words are expected, got {len(words)}: llamado gguf {VERBS[verb]}")
+        raise FlagError(f"gguf {verb}: expected {n_words} arguments, got {len(words)}: llamado gguf {VERBS[verb]}")
     return action(words, given)
 
 
@@ -70,7 +70,7 @@ def _verb(given: argparse.Namespace) -> tuple[str, list[str]]:
     if len(named) > 1:
         raise FlagError("--split and --merge: give one of them")
     if not named and not words:
-        raise FlagError(f"gguf: what is to be done? One of {', '.join(VERBS)}")
+        raise FlagError(f"gguf: expected one of {', '.join(VERBS)}")
     return (named or {"split"}).pop(), words
 
 
@@ -124,8 +124,8 @@ def _set(words: Sequence[str], given: argparse.Namespace) -> int:
         header = header_with(file, fields)
         before, after = format_value(file.metadata, key) or "new", format_value(header.metadata, key)
         print(f"{key}: {before} → {after} ({header.metadata.type_name(key)})")
-        if not given.force and _runs(file.header) is None and (reason := _runs(header)) is not None:
-            raise GgufError(f"a model with {after} does not run; --force writes it all the same. {reason}", field=key)
+        if not given.force and _problem(file.header) is None and (reason := _problem(header)) is not None:
+            raise GgufError(f"a model with {after} does not run; --force writes it anyway. {reason}", field=key)
         if not given.dry_run:
             to = Path(given.out or name)
             with progress_bar(Console(stderr=True), to.name) as progress:
@@ -133,8 +133,8 @@ def _set(words: Sequence[str], given: argparse.Namespace) -> int:
     return 0
 
 
-def _runs(header: Header) -> str | None:
-    """Why a model of such a header does not run, nor reads or writes texts; None where it does."""
+def _problem(header: Header) -> str | None:
+    """Return the reason for which a model or its tokenizer cannot be loaded, or None."""
     try:
         load_model(header)
         load_tokenizer(header.metadata)

@@ -1,4 +1,7 @@
-"""`llamado imatrix`: what goes through a model's weights while it reads a text, in llama-imatrix's files."""
+"""`llamado imatrix`: compute an importance matrix from a text, in the formats of llama-imatrix.
+
+For each weight matrix it holds the sums of the squares of its input columns over all tokens of the text.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _BATCH = 512
 
 @dataclass(frozen=True)
 class ImatrixOptions:
-    """What the flags say. `first` is the chunk to begin with, `chunks` how many at most (−1: all)."""
+    """Options from the flags. `first`: first chunk; `chunks`: maximum number (−1: all); `before`: files to add up."""
 
     model: str
     text_file: str | None
@@ -54,11 +57,11 @@ class ImatrixOptions:
 
 
 def run_imatrix(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     before = tuple(name for given in flags.in_file or [] for name in given.split(",") if name)
     if flags.show_statistics:
         if not before:
-            raise FlagError("--show-statistics: of which file? Give it with --in-file")
+            raise FlagError("--show-statistics: give a file with --in-file")
         show(read_imatrix(Path(before[0])))
         return 0
     options = ImatrixOptions(
@@ -67,23 +70,23 @@ def run_imatrix(flags: Parsed) -> int:
         flags.output_format == "dat", before, workers(flags.rpc or []),
     )  # fmt: skip
     if options.text_file is None and not before:
-        raise FlagError("-f/--file: which text? (or --in-file: files to add up)")
+        raise FlagError("-f/--file: expected a text file (or --in-file: files to add up)")
     if options.n_ctx < 32 or options.chunks == 0 or options.first < 0:
         raise FlagError("-c needs 32 tokens or more, --chunks 1 or more (or -1), --chunk 0 or more")
     return compute(options)
 
 
 def compute(options: ImatrixOptions) -> int:
-    """Reads the text, and writes the file. Raises LlamadoError."""
-    collected = Collected(options)
+    """Process the text and write the file. Raises LlamadoError."""
+    collector = ImatrixCollector(options)
     if options.text_file is not None:
-        _read_text(options, collected)
-    collected.write()
+        _process_text(options, collector)
+    collector.write()
     return 0
 
 
-class Collected:
-    """Sums so far, of files before and of the text."""
+class ImatrixCollector:
+    """Adds up the sums of input files and of the text, and writes them."""
 
     def __init__(self, options: ImatrixOptions) -> None:
         self._options = options
@@ -91,12 +94,12 @@ class Collected:
         self._sums: dict[str, RowSums] = {}
 
     def add(self, sums: dict[str, RowSums]) -> None:
-        """The sums of a batch."""
+        """Add the sums of a chunk."""
         for name, new in sums.items():
             self._sums[name] = new.plus(self._sums.get(name))
 
     def write(self, suffix: str = "") -> None:
-        """Writes what there is; with a suffix, a copy."""
+        """Write the sums so far. `suffix`: append it to the file name, for a copy. Raises FlagError."""
         options = self._options
         entries = {
             name: ColumnSums(sums.squares.astype(np.float32), sums.rows, sums.plain.astype(np.float32))
@@ -104,7 +107,7 @@ class Collected:
         }
         for name, sums in entries.items():
             if not np.isfinite(sums.squares).all():
-                raise FlagError(f"{options.model}: what goes through {name} is not finite; the file is damaged")
+                raise FlagError(f"{options.model}: inputs of {name} are not finite; the file is damaged")
         parts = list(self._before)
         if options.text_file is not None:
             parts.append(Imatrix(Path(options.text_file), entries, (options.text_file,), 0, options.n_ctx))
@@ -113,11 +116,12 @@ class Collected:
         write_imatrix(path, merge(parts, size), legacy=options.legacy)
 
 
-def _read_text(options: ImatrixOptions, collected: Collected) -> None:
+def _process_text(options: ImatrixOptions, collector: ImatrixCollector) -> None:
     from llamado.devices.registry import DeviceOptions, open_device
     from llamado.devices.split.placement import SplitOptions
     from llamado.engine.forward.device_pool import DevicePool
-    from llamado.engine.forward.fitting import memory_options
+    from llamado.engine.forward.fitting import memory_request
+    from llamado.engine.forward.options import RunnerOptions
     from llamado.engine.forward.runner import ModelRunner
     from llamado.engine.observed import ProductObserver
     from llamado.engine.options import EngineOptions, ModelSource
@@ -135,20 +139,24 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
         tokens = np.array(tokenizer.encode(text, add_special=True, parse_special=options.special), np.int32)
         tokens = tokens[options.first * n :]
         if len(tokens) < 2 * n:
-            raise FlagError(f"{len(tokens)} tokens of text are left; a context of {n} needs at least {2 * n} (-c, -f)")
+            raise FlagError(f"the text has {len(tokens)} tokens; chunks of {n} need at least {2 * n} (-c, -f)")
         count = len(tokens) // n if options.chunks < 0 else min(options.chunks, len(tokens) // n)
         observer = ProductObserver(model.weights, lambda name: is_observed(name, head=options.head))
         devices: list[Device] = [open_device("cpu", DeviceOptions(n_threads=options.n_threads))]
         placement = None
         if options.rpc:
-            split = SplitOptions(rpc=options.rpc, tensor_split=())  # by memory: workers are named to have a part
-            wanted = memory_options(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
+            split = SplitOptions(rpc=options.rpc, tensor_split=())  # by memory, so that each worker gets layers
+            wanted = memory_request(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
             pool = DevicePool(split, devices[0], file, model, wanted)
             devices, placement = pool.devices, pool.fit.placement
-        # Layers' weights alone need no logits. All rows are given out: the last layer computes no others.
+        # Weights of layers need no logits. All rows are output, because the last layer computes output rows only.
         output = Output.LOGITS if options.perplexity or options.head else Output.HIDDEN
         runner = ModelRunner(
-            file, model, devices, placement, n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer
+            file,
+            model,
+            devices,
+            RunnerOptions(n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer),
+            placement,
         )
         try:
             reader = ChunkReader(
@@ -156,14 +164,14 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
             )
             began = time.monotonic()
             for i in range(count):
-                collected.add(reader.read(tokens[i * n : (i + 1) * n]))
+                collector.add(reader.read(tokens[i * n : (i + 1) * n]))
                 done = i + 1 + options.first
                 if options.perplexity:
                     print(f"[{i + 1}]{reader.score:.4f},", end="", flush=True)
                 if options.every > 0 and done % options.every == 0:
-                    collected.write()
+                    collector.write()
                 if options.copies > 0 and done % options.copies == 0:
-                    collected.write(f".at_{done}")
+                    collector.write(f".at_{done}")
             seconds = time.monotonic() - began
         finally:
             runner.close()
@@ -173,7 +181,7 @@ def _read_text(options: ImatrixOptions, collected: Collected) -> None:
 
 
 class ChunkReader:
-    """Reads chunks one by one, each as a text of its own; `bos` stands instead of its first token."""
+    """Evaluates chunks, each as a separate sequence. `bos` replaces its first token."""
 
     def __init__(
         self,
@@ -189,11 +197,11 @@ class ChunkReader:
 
     @property
     def score(self) -> float:
-        """The perplexity so far, of the second halves of the chunks."""
+        """Perplexity so far, over the second halves of the chunks."""
         return math.exp(self._nll / max(self._n, 1))
 
     def read(self, chunk: NDArray[np.int32]) -> dict[str, RowSums]:
-        """The sums of a chunk."""
+        """Evaluate a chunk and return the sums of its products. Raises FlagError."""
         from llamado.models.memory import Span
 
         runner, n = self._runner, len(chunk)
@@ -222,24 +230,24 @@ class ChunkReader:
     def _add_scores(self, logits: NDArray[np.float32], chunk: NDArray[np.int32], at: int) -> None:
         first, stop = max(len(chunk) // 2 - at, 0), min(len(logits), len(chunk) - 1 - at)
 
-        def surprise(i: int) -> float:
+        def negative_log_likelihood(i: int) -> float:
             row = logits[i]
             top = row.max()
             return float(np.log(np.exp(row - top).sum(dtype=np.float64)) + top - row[chunk[at + i + 1]])
 
-        for found in self._pool.map(surprise, range(first, stop)):
+        for found in self._pool.map(negative_log_likelihood, range(first, stop)):
             self._nll += found
             self._n += 1
 
 
-def show(given: Imatrix, say: Callable[[object], None] | None = None) -> None:
-    """Prints the statistics of each tensor."""
+def show(given: Imatrix, output: Callable[[object], None] | None = None) -> None:
+    """Print the statistics of each tensor."""
     found = statistics({name: TensorSums(*sums) for name, sums in given.entries.items()})
     table = Table("tensor", *SCHEMA)
     for name, row in sorted(found.items(), key=lambda item: [_number(part) for part in item[0].split(".")]):
         table.add_row(name, *(f"{value:.4g}" if value == value else "" for value in row))
     console = Console(width=None if sys.stdout.isatty() else 250, highlight=False)
-    (say or console.print)(table)
+    (output or console.print)(table)
 
 
 def _number(part: str) -> tuple[int, str]:

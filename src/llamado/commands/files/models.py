@@ -1,4 +1,4 @@
-"""`llamado list`, `show` and `rm`: the models that are on this machine."""
+"""`llamado list`, `show` and `rm`: models on this machine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from llamado.server.model_facts import ModelFacts, read_facts, timestamp
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
-_PIPED = 160  # columns of what goes to a file or a pipe
+_PIPE_WIDTH = 160  # columns of output to a file or pipe
 
 
-class RemovalRefused(LlamadoError):
-    """A model that is not deleted: it is in use, or nobody said yes."""
+class RemovalError(LlamadoError):
+    """A model was not deleted: it is in use, or the user did not confirm."""
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _PIPED, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def _print_json(value: Any) -> None:
@@ -38,7 +38,7 @@ def _print_json(value: Any) -> None:
 
 
 def run_list(folder: str | None, *, as_json: bool) -> int:
-    """Show the models of our caches, Ollama's store and, if one is named, a folder. Raises SourceError."""
+    """Show the models in the caches, Ollama's store and an optional folder. Raises SourceError."""
     models = stored_models()
     if folder is not None:
         models += [StoredModel(name, path, parts_of(path), "folder") for name, path in models_in(folder).items()]
@@ -54,9 +54,9 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
         table.add_column(heading, no_wrap=True)
     for model, facts in rows:
         known = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
-        name = model.spec if model.is_complete else f"{model.spec} (in part)"
+        name = model.spec if model.is_complete else f"{model.spec} (incomplete)"
         table.add_row(Text(name), *known, size_text(model.size), _ago(model.last_used), model.source)
-    _console().print(table if rows else "no model is here; llamado pull smollm2 fetches one")
+    _console().print(table if rows else "no models; llamado pull smollm2 downloads one")
     return 0
 
 
@@ -84,15 +84,15 @@ def _ago(seconds: float) -> str:
 
 
 def run_show(name: str, *, template: bool, as_json: bool) -> int:
-    """Show what a model is, by its name or path, without loading it. Raises SourceError."""
+    """Show the properties of a model by its name or path, without loading it. Raises SourceError."""
     path = Path(name).expanduser()
     stored = None if path.is_file() else find_stored(name)
     facts = read_facts(path if stored is None else stored.path)
     if facts is None and stored:
-        raise SourceError(f"{name}: it is here in part only; llamado pull {name}")
+        raise SourceError(f"{name}: the download is incomplete; llamado pull {name} resumes it")
     if facts is None:
-        GGUFFile.open(path).close()  # says what is wrong with it
-        raise SourceError(f"{name}: it says too little of itself to be shown; llamado inspect {name}")
+        GGUFFile.open(path).close()  # raises an error with the reason
+        raise SourceError(f"{name}: its metadata is too incomplete to show; llamado inspect {name}")
     if template:
         print(facts.template)
         return 0
@@ -124,27 +124,27 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
 
 
 def run_rm(name: str, *, yes: bool, force: bool) -> int:
-    """Delete a model that was fetched, all of its files, after asking. Raises SourceError and RemovalRefused."""
+    """Delete all files of a downloaded model, after asking. Raises SourceError and RemovalError."""
     model = find_stored(name)
     if not model.is_removable:
-        remove(model)  # says why not
-    users = who_maps(model.files)
+        remove(model)  # raises an error with the reason
+    users = mapping_processes(model.files)
     if users and not force:
         shown = ", ".join(f"{pid} ({command})" for pid, command in users)
-        raise RemovalRefused(f"{model.name} is in use by process {shown}; end it, or give --force")
+        raise RemovalError(f"{model.name} is in use by process {shown}; stop it, or give --force")
     for file in model.files:
         print(f"{file}  {size_text(file.stat().st_size)}")
     if not yes:
         if not sys.stdin.isatty():
-            raise RemovalRefused("nobody is there to ask: -y deletes without asking")
+            raise RemovalError("cannot ask for confirmation without a terminal; -y deletes without asking")
         if input(f"Delete {model.name}, {size_text(model.size)}? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise RemovalRefused("nothing was deleted")
+            raise RemovalError("nothing was deleted")
     print(f"{model.name}: {size_text(remove(model))} deleted")
     return 0
 
 
-def who_maps(files: Sequence[Path]) -> list[tuple[int, str]]:
-    """Processes of this user that have one of the files mapped, with their commands, where the system tells."""
+def mapping_processes(files: Sequence[Path]) -> list[tuple[int, str]]:
+    """Return ID and command of this user's processes that map one of the files; [] without /proc."""
     wanted = {str(file.resolve()) for file in files}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -155,7 +155,7 @@ def who_maps(files: Sequence[Path]) -> list[tuple[int, str]]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
         except (OSError, ValueError):
             continue
-        # Address, rights, offset, device, inode, and the path of what is mapped (proc(5)).
+        # Address, permissions, offset, device, inode and path (proc(5)).
         if any(len(words := line.split(None, 5)) == 6 and words[5] in wanted for line in lines):
             found.append((int(folder.name), command.strip()[:80]))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""`llamado quantize`: llama-quantize's flags, and its files byte for byte."""
+"""`llamado quantize`: flags of llama-quantize, and the same output byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llamado.terminal.console import Console
 
 
 def run_quantize(flags: Parsed, words: list[str]) -> int:
-    """The command; `words` are IN [OUT] TYPE [THREADS]. Raises LlamadoError."""
+    """Run the command. `words`: IN [OUT] TYPE [THREADS]. Raises LlamadoError."""
     source, given, kind, n_threads = _words(words)
     request = _request(flags, kind)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -31,15 +31,15 @@ def run_quantize(flags: Parsed, words: list[str]) -> int:
     with GGUFFile.open(source) as file:
         what = plan(file, request)
         for name in what.fallbacks:
-            console.print(f"{name}: its rows fit no block of the type due; it gets another one", markup=False)
-        # As llama-quantize has it, beside the file; what was given by its name has its file in a cache.
+            console.print(f"{name}: its rows do not fit the blocks of the usual type; using another type", markup=False)
+        # As in llama-quantize, next to the input file; the files of named models are in a cache.
         beside = source.parent if Path(words[0]).expanduser().exists() else Path()
         path = given or beside / f"ggml-model-{kind.name}.gguf"
         paths = output_paths(path, request, len(what.files))
-        _tell(console, file, what)
+        _print_summary(console, file, what)
         if flags.dry_run:
             if what.needing_imatrix:
-                console.print(f"{kind.name} needs an importance matrix (--imatrix): llamado imatrix makes one")
+                console.print(f"{kind.name} needs an importance matrix (--imatrix); llamado imatrix computes one")
             return 0
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         with Progress(*columns, console=console, transient=True) as bar:
@@ -53,16 +53,16 @@ def run_quantize(flags: Parsed, words: list[str]) -> int:
 
 
 def types_table() -> str:
-    """The kinds of files for `--help`, fewest bits first: name, bits a weight, what it is for."""
+    """Return the file types for `--help`, smallest first: name, bits per weight, purpose."""
     kinds = sorted(FILE_TYPES, key=lambda kind: kind.bits)
     rows = [f"  {kind.name:<9}  {kind.bits:>5g}  {kind.about}" for kind in kinds]
     rows.append(f"  {COPY.name:<9}  {'':>5}  {COPY.about}")
-    return "\n".join(["TYPE, bits a weight of most tensors, and what it is for:", *rows])
+    return "\n".join(["TYPE, bits per weight of most tensors, and purpose:", *rows])
 
 
 def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
     if len(words) < 2:
-        raise FlagError("which model, and which type? llamado quantize IN.gguf [OUT.gguf] TYPE; --help lists the types")
+        raise FlagError("expected a model and a type: llamado quantize IN.gguf [OUT.gguf] TYPE; --help lists the types")
     source, *rest = words
     kind = find_file_type(rest[0])
     out = None
@@ -71,7 +71,7 @@ def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
         kind = find_file_type(rest[0]) if rest else None
     if kind is None:
         name = rest[0] if rest else str(out)
-        raise FlagError(f"{name!r} is no type: there are {', '.join(k.name for k in (*FILE_TYPES, COPY))}")
+        raise FlagError(f"{name!r} is not a type: expected one of {', '.join(k.name for k in (*FILE_TYPES, COPY))}")
     n_threads = None
     if len(rest) > 1:
         if not rest[1].isdigit():
@@ -127,7 +127,7 @@ def _pattern(flag: str, text: str) -> tuple[str, TensorType]:
     try:
         re.compile(name.lower())
     except re.error as error:
-        raise FlagError(f"{flag}: {name!r} is no pattern: {error}") from None
+        raise FlagError(f"{flag}: {name!r} is not a regular expression: {error}") from None
     return name.lower(), tensor_type(type_)
 
 
@@ -136,12 +136,12 @@ def _layers(text: str | None) -> frozenset[int]:
         return frozenset()
     numbers = text.split(",")
     if not all(number.isdigit() for number in numbers):
-        raise FlagError(f"--prune-layers: expected numbers of layers with commas between, got {text!r}")
+        raise FlagError(f"--prune-layers: expected comma-separated layer numbers, got {text!r}")
     return frozenset(map(int, numbers))
 
 
-def _tell(console: Console, file: GGUFFile, what: FilePlan) -> None:
-    """Sizes before and after, and how many tensors have which type."""
+def _print_summary(console: Console, file: GGUFFile, what: FilePlan) -> None:
+    """Print the sizes before and after, and the number of tensors of each type."""
     steps = [step for one in what.files for step in one.tensor_plans]
     counts: dict[str, int] = {}
     for step in steps:
@@ -149,5 +149,5 @@ def _tell(console: Console, file: GGUFFile, what: FilePlan) -> None:
     n = sum(step.source.n_elements for step in steps) or 1
     console.print("tensors: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     for label, size in (("model", file.nbytes), ("quantized", what.nbytes)):
-        console.print(f"{label:9} {size / 2**20:9.2f} MiB, {8 * size / n:.2f} bits a weight")
+        console.print(f"{label:9} {size / 2**20:9.2f} MiB, {8 * size / n:.2f} bits per weight")
     sys.stderr.flush()

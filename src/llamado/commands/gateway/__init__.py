@@ -1,1 +1,1 @@
-"""`llamado gateway`, and draining its replicas."""
+"""`llamado gateway`: run a gateway, and drain its replicas."""

@@ -1,4 +1,4 @@
-"""`llamado gateway`: from flags and a file to one address before many replicas."""
+"""The command `llamado gateway`: make the options from flags and a file, and serve."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TIMES = ("health_interval", "health_timeout", "stall_timeout", "patience")
 
 
 def gateway_options(flags: Parsed) -> GatewayOptions:
-    """What flags and `--config` say together; a flag wins over the file. Raises FlagError, GatewayError."""
-    told: dict[str, Any] = read_config(flags.gateway_config) if flags.gateway_config else {}
-    replicas = list(told.pop("replicas", ()))
-    keys = [*told.pop("keys", ()), *(read_keys(flags.key_file) if flags.key_file else ())]
+    """Merge flags and the file of `--config`; flags take precedence. Raises FlagError, GatewayError."""
+    settings: dict[str, Any] = read_config(flags.gateway_config) if flags.gateway_config else {}
+    replicas = list(settings.pop("replicas", ()))
+    keys = [*settings.pop("keys", ()), *(read_keys(flags.key_file) if flags.key_file else ())]
     for urls, backup in ((flags.replica, False), (flags.backup, True)):
         for given in urls or []:
             replicas += [ReplicaOptions(url=url.strip(), backup=backup) for url in given.split(",") if url.strip()]
@@ -30,16 +30,16 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
     for name in _TIMES:
         if not 0 <= flags.values[name] < math.inf:
             raise FlagError(f"--{name.replace('_', '-')}: expected seconds, got {flags.values[name]}")
-        if name in flags.given or name not in told:
-            told[name] = flags.values[name]
+        if name in flags.given or name not in settings:
+            settings[name] = flags.values[name]
     if flags.quota_file:
-        told["quota_file"] = Path(flags.quota_file)
-    admin_key = flags.admin_key or told.pop("admin_key", "")
-    told.pop("admin_key", None)
+        settings["quota_file"] = Path(flags.quota_file)
+    admin_key = flags.admin_key or settings.pop("admin_key", "")
+    settings.pop("admin_key", None)
     if not replicas and not admin_key:
-        raise FlagError("which replicas? Give --replica http://host:port, or --admin-key KEY to add them later")
+        raise FlagError("no replicas: give --replica http://host:port, or --admin-key KEY to add them later")
     return GatewayOptions(
-        **{**told, "labels": {**told.get("labels", {}), **dict(metrics_labels(flags.metrics_labels) or ())}},
+        **{**settings, "labels": {**settings.get("labels", {}), **dict(metrics_labels(flags.metrics_labels) or ())}},
         replicas=tuple(replicas),
         keys=tuple(keys),
         admin_key=admin_key,
@@ -51,13 +51,13 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
 
 
 def run_gateway(flags: Parsed) -> int:
-    """Serve until the process is told to end; its exit code. Raises LlamadoError."""
+    """Serve until the process is asked to stop, and return the exit code. Raises LlamadoError."""
     options = gateway_options(flags)
     hosts, port = hosts_of(flags), check_port("--port", flags.port)
     configure_logs(flags)
     if options.ssl_key and options.ssl_cert:
         sockets.check_tls(options.ssl_key, options.ssl_cert)
-    warning = sockets.warning_of(hosts, keys=bool(options.access.api_keys or options.keys))
+    warning = sockets.exposure_warning(hosts, keys=bool(options.access.api_keys or options.keys))
     if warning is not None:
         logging.getLogger("llamado.gateway").warning("%s", warning)
     listening = sockets.listen(hosts, port)

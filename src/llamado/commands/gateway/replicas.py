@@ -1,4 +1,4 @@
-"""`llamado drain NAME --gateway URL`: drain a replica at a gateway, or take it back."""
+"""`llamado drain NAME --gateway URL`: drain a replica of a gateway, or resume it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llamado.outgoing import open_client
 from llamado.terminal.text import print
 
 _WAIT = 3600
-"""Seconds that requests under way may take."""
+"""Maximum seconds to wait for running requests."""
 
 
-class GatewayRefused(LlamadoError):
-    """A gateway that does not drain a replica."""
+class DrainError(LlamadoError):
+    """The gateway did not drain a replica."""
 
 
 def drain_replica(url: str, replica: str, admin_key: str | None, *, undo: bool) -> int:
-    """Drain a replica and wait until it is idle; `undo`: let it get requests again. Return the exit code.
+    """Drain a replica and wait until it is idle; `undo`: send it requests again. Return the exit code.
 
-    Raises FlagError, GatewayRefused, ServerUnavailable.
+    Raises FlagError, DrainError, ServerUnavailable.
     """
     if not admin_key:
         raise FlagError("--gateway: give the gateway's --admin-key, or LLAMADO_ADMIN_KEY")
@@ -34,15 +34,15 @@ def drain_replica(url: str, replica: str, admin_key: str | None, *, undo: bool) 
                 f"{base(url)}/gateway/drain", json=body, headers={"Authorization": f"Bearer {admin_key}"}
             )
     except httpx.HTTPError as error:
-        raise GatewayRefused(f"{url} cannot be asked: {error or type(error).__name__}") from None
+        raise DrainError(f"{url} cannot be reached: {error or type(error).__name__}") from None
     if answer.status_code != 200:
-        raise GatewayRefused(str(failure(answer)))
+        raise DrainError(str(failure(answer)))
     left = object_of(answer).get("in_flight")
     if undo:
-        print(f"{replica} gets requests again")
+        print(f"{replica}: resumed")
     elif left:
-        print(f"{replica}: {left} requests are still under way after {_WAIT} s", file=sys.stderr)
+        print(f"{replica}: {left} requests are still running after {_WAIT} s", file=sys.stderr)
         return 1
     else:
-        print(f"{replica} is drained")
+        print(f"{replica}: drained")
     return 0

@@ -1,1 +1,1 @@
-"""`llamado top`: the machines of a server in a terminal, while they work."""
+"""`llamado top`: live view of a server's machines, or a gateway's replicas, in a terminal."""

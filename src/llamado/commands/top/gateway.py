@@ -1,4 +1,4 @@
-"""The replicas of a gateway on the screen."""
+"""Screen of `llamado top` for the replicas of a gateway."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def _errors(replica: Replica) -> int:
 CELLS: dict[str, tuple[Cell, Callable[[Replica], Any], bool]] = {
     "replica": (lambda r, _: Text(r["name"]), lambda r: r["name"], False),
     "state": (_state, lambda r: r["state"], False),
-    "at work": (_work, lambda r: -r["in_flight"] - r["others"], True),
+    "busy": (_work, lambda r: -r["in_flight"] - r["others"], True),
     "requests": (lambda r, _: str(r["requests"]), lambda r: -r["requests"], True),
     "errors": (lambda r, _: str(_errors(r)), lambda r: -_errors(r), True),
     "requests/s": (lambda r, _: f"{r['requests_per_second']:.2f}", lambda r: -r["requests_per_second"], True),
     "tokens/s": (lambda _, rate: "" if rate is None else f"{rate:.1f}", lambda r: r["name"], True),
     "models": (lambda r, _: Text(", ".join(r["models"])), lambda r: r["models"], False),
 }
-"""Columns: title, sort key, and True for numbers, which are sorted in descending order."""
+"""Columns by title: cell, sort key (numbers in descending order), and True for numbers."""
 
 
 class TokenRates:
-    """Tokens a second of each replica, from one scrape of the gateway to the next."""
+    """Tokens per second of each replica, between two scrapes of the gateway."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._at = 0.0
 
     def update(self, text: str, now: float) -> dict[str, float]:
-        """Return the rates since the last scrape, for replicas that were in both. `text`: of `/metrics`."""
+        """Return the rates since the last scrape, for replicas that are in both. `text`: the response of `/metrics`."""
         totals: dict[str, float] = {}
         try:
             for family in text_string_to_metric_families(text):
@@ -66,7 +66,7 @@ class TokenRates:
             pass
         seconds, last = now - self._at, self._last
         self._last, self._at = totals, now
-        # A counter that has become smaller is that of a new process.
+        # A smaller counter means a new process.
         return {n: (total - last[n]) / seconds for n, total in totals.items() if total >= last.get(n, total + 1)}
 
 
@@ -88,7 +88,7 @@ def gateway_screen(
     rate = sum(replica["requests_per_second"] for replica in replicas)
     title = Text("gateway", style="bold")
     title.append(
-        f"   {ready} of {len(replicas)} replicas ready   {at_work} requests at work   {rate:.2f} requests/s", ""
+        f"   {ready} of {len(replicas)} replicas ready   {at_work} requests running   {rate:.2f} requests/s", ""
     )
     if rates:
         title.append(f"   {sum(rates.values()):.1f} tokens/s", "")

@@ -1,4 +1,4 @@
-"""What is shown of a server's machines and slots."""
+"""Screen of `llamado top` for the machines and slots of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamado.outgoing import Maybe, fit
 
 _COLORS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
-_WORDS = 16  # columns that the words about layers get at least
+_LAYERS_WIDTH = 16  # minimum terminal columns of the column `layers`
 Device = Mapping[str, Any]
 
 _TOKEN = {"total": 0.0, "compute": 0.0, "link": 0.0, "waiting": 0.0}
@@ -52,10 +52,10 @@ _SLOT = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """A state at a time (seconds since 1970).
+class Snapshot:
+    """State of the server at a time (Unix seconds).
 
-    `draw` takes the column by which rows are sorted, "" for none, and whether the order is turned.
+    `draw` takes the column to sort by ("" for none), and True to reverse the order.
     """
 
     at: float
@@ -65,7 +65,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of devices: what stands there, and what it is sorted by."""
+    """Column of the table of devices: text of a cell, and sort key."""
 
     name: str
     cell: Callable[[Device], str | Text]
@@ -82,9 +82,9 @@ def screen(
     sort: str = "",
     reverse: bool = False,
 ) -> RenderableType:
-    """What is shown of `/cluster`, `/slots` and `/live/requests` at a time (seconds since 1970).
+    """Return the screen for the responses of `/cluster`, `/slots` and `/live/requests` at a time (Unix seconds).
 
-    `sort`: name of the column by which devices are sorted; "": as the server has them.
+    `sort`: name of the column to sort the devices by; "": in the order of the server.
     """
     body, slots = fit(body, _CLUSTER), fit(slots, [_SLOT])
     counted = {name: n for name, n in fit(requests, _REQUESTS).items() if n is not None}
@@ -92,13 +92,13 @@ def screen(
     if body["devices"]:
         parts.append(_Devices(body["devices"], sort, reverse))
     else:
-        parts.append(Text("The model is not divided: it runs on the server's machine alone."))
+        parts.append(Text("The model is not split: it runs on the server's machine only."))
     if counted:
         parts.append(Text("requests: " + ", ".join(f"{n} {name}" for name, n in counted.items())))
     if slots:
         parts.append(_slots(slots))
     if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one["passes_to"]]:
-        parts.append(Text(f"straight from worker to worker: {', '.join(ring)}"))
+        parts.append(Text(f"worker ring: {', '.join(ring)}"))
     if body["events"]:
         parts.append(_events(body["events"], now))
     return Group(*parts)
@@ -108,7 +108,7 @@ def _title(body: Mapping[str, Any]) -> Text:
     text = Text(body["model"], style="bold")
     seconds = body["token_seconds"]
     if seconds and not seconds["total"]:
-        text.append("   no token yet", "")  # what the start measured is no token's time
+        text.append("   no token yet", "")  # the measurements of the start are not the time of a token
     elif seconds:
         parts = ", ".join(f"{name} {_ms(seconds[name])}" for name in ("compute", "link", "waiting"))
         text.append(f"   {body['tokens_per_second']:.1f} tokens/s   a token: {_ms(seconds['total'])} ({parts})", "")
@@ -155,38 +155,38 @@ COLUMNS = (
     _spent("link"),
     _spent("waiting"),
 )
-"""Of the table of devices. Numbers are sorted from the largest down."""
+"""Columns of the table of devices. Numbers sort in descending order."""
 
 
-_SPARED = ("reads", "link", "free", "round trip", "memory", "waiting", "on link", "compute")
-"""Columns in the order in which they are left out."""
+_OPTIONAL = ("reads", "link", "free", "round trip", "memory", "waiting", "on link", "compute")
+"""Columns to omit on a narrow terminal, in this order."""
 
 
 class _Devices:
-    """The table of devices. Columns that a narrow terminal has no room for are left out, rather than all cut short."""
+    """Table of devices. On a narrow terminal it omits columns instead of truncating all of them."""
 
     def __init__(self, devices: Sequence[Device], sort: str, reverse: bool) -> None:
         self._devices, self._sort, self._reverse = devices, sort, reverse
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = list(COLUMNS)
-        anything = options.update(max_width=10_000)
-        for name in _SPARED:
-            if self._table(columns, _WORDS).__rich_measure__(console, anything).maximum <= options.max_width:
+        unlimited = options.update(max_width=10_000)
+        for name in _OPTIONAL:
+            if self._table(columns, _LAYERS_WIDTH).__rich_measure__(console, unlimited).maximum <= options.max_width:
                 break
             columns = [column for column in columns if column.name != name or name == self._sort]
         yield self._table(columns)
 
-    def _table(self, columns: Sequence[Column], words: int | None = None) -> Table:
-        """`words`: how wide the words about layers are; None: as there is room."""
+    def _table(self, columns: Sequence[Column], layers_width: int | None = None) -> Table:
+        """Make the table. `layers_width`: width of the column `layers`; None: as wide as possible."""
         devices = self._devices
         table = Table(box=None, header_style="bold", pad_edge=False)
         for column in columns:
             mark = ("▲" if self._reverse else "▼") if column.name == self._sort else ""
             layers = column.name == "layers"
             table.add_column(column.name + mark, justify="right" if column.right else "left", no_wrap=not layers,
-                             overflow="fold" if layers else "ellipsis", min_width=words if layers else None,
-                             max_width=words if layers else None)  # fmt: skip
+                             overflow="fold" if layers else "ellipsis", min_width=layers_width if layers else None,
+                             max_width=layers_width if layers else None)  # fmt: skip
             if column.name == self._sort:
                 devices = sorted(devices, key=column.order, reverse=self._reverse)
         for device in devices:
@@ -202,7 +202,7 @@ def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:
         n_prompt, done = slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"]
         n_decoded = slot["next_token"][0]["n_decoded"] if slot["next_token"] else 0
         busy = slot["is_processing"]
-        state = "idle" if not busy else "generates" if n_decoded else "reads its prompt"
+        state = "idle" if not busy else "decoding" if n_decoded else "prompt"
         table.add_row(
             str(slot["id"]),
             Text(state, style="green" if busy else "dim"),
@@ -215,7 +215,7 @@ def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _own_disk(memory: Mapping[str, Any]) -> str:
-    """How much of its weights a worker has from its own disk."""
+    """Return a text for the part of a worker's weights that is from its own disk."""
     own = memory.get("own_disk", 0)
     if not own:
         return ""
@@ -223,7 +223,7 @@ def _own_disk(memory: Mapping[str, Any]) -> str:
 
 
 def _events(events: list[Mapping[str, Any]], now: float) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, title="the last hour", title_justify="left")
+    table = Table(box=None, show_header=False, pad_edge=False, title="events of the last hour", title_justify="left")
     for event in events[-_MOST_EVENTS:]:
         ago = max(0, round(now - event["at"]))
         table.add_row(

@@ -1,4 +1,4 @@
-"""`llamado top`: ask a server what its machines do, or a gateway what its replicas do, and show it."""
+"""The command `llamado top`: fetch the state of a server's machines or a gateway's replicas, and show it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 import httpx
 
 from llamado.commands.top.gateway import CELLS, TokenRates, gateway_screen
-from llamado.commands.top.screen import COLUMNS, Look, screen
+from llamado.commands.top.screen import COLUMNS, Snapshot, screen
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.outgoing import fit, open_client, read_json
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
-_PIPED = 160
-"""Columns of what goes to a file or a pipe."""
+_PIPE_WIDTH = 160
+"""Columns of output to a file or pipe."""
 
 
 class TopError(LlamadoError):
-    """A server that does not tell of its machines."""
+    """A server does not report its machines."""
 
 
-class _NoMachines(TopError):
-    """An address that has no `/cluster`."""
+class _NoClusterError(TopError):
+    """The address has no `/cluster`."""
 
 
 def top(flags: Parsed, url: str) -> int:
-    """Show a server's machines, or a gateway's replicas, until interrupted; once with --once or --json.
+    """Show a server's machines, or a gateway's replicas, until the user quits; once with --once or --json.
 
     Raises TopError.
     """
@@ -43,27 +43,27 @@ def top(flags: Parsed, url: str) -> int:
 
 
 def show(url: str, *, key: str | None, interval: float, once: bool, as_json: bool) -> int:
-    """The same, from options that are right. Once is also enough for a file or a pipe."""
+    """Run the command with checked options. Output to a file or pipe is printed once. Raises TopError."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with open_client(headers=headers, timeout=10.0) as http:
-        watched, body = _watched(http, url)
+        source, body = _connect(http, url)
         if as_json:
             print(json.dumps(body))
             return 0
-        first = watched.look(body)
+        first = source.snapshot(body)
         if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-            # What is no terminal has no width; a row for each device is what a file or a pipe is read by.
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
+            # A file or pipe has no width to adapt to.
+            console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
             console.print(first.draw("", False))
             return 0
         from llamado.commands.top.view import View
 
-        View(first, lambda: watched.look(watched.body()), interval).run()
+        View(first, lambda: source.snapshot(source.body()), interval).run()
     return 0
 
 
 class _Server:
-    """A server of one model: its machines, slots and requests."""
+    """Source of snapshots: a server of one model, with its machines, slots and requests."""
 
     def __init__(self, http: httpx.Client, url: str) -> None:
         self._http, self._url = http, url
@@ -72,11 +72,11 @@ class _Server:
         """Return `/cluster`. Raises TopError."""
         return cluster(self._http, self._url)
 
-    def look(self, body: Mapping[str, Any]) -> Look:
+    def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
         """Return the state now, of which `body` is the first part."""
         at = time.time()
         busy, counts = slots(self._http, self._url), requests(self._http, self._url)
-        return Look(
+        return Snapshot(
             at,
             [column.name for column in COLUMNS],
             lambda sort, reverse: screen(body, at, busy, counts, sort=sort, reverse=reverse),
@@ -84,7 +84,7 @@ class _Server:
 
 
 class _Gateway:
-    """A gateway: its replicas."""
+    """Source of snapshots: a gateway, with its replicas."""
 
     def __init__(self, http: httpx.Client, url: str) -> None:
         self._http, self._url = http, url
@@ -96,12 +96,12 @@ class _Gateway:
             answer = self._http.get(f"{self._url}/gateway/status")
             body = read_json(answer)
         except (httpx.HTTPError, ValueError) as error:
-            raise TopError(f"{self._url} cannot be asked: {error}") from None
+            raise TopError(f"{self._url} cannot be reached: {error}") from None
         if answer.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("replicas"), list):
             raise TopError(f"{self._url}/gateway/status answers {answer.status_code}")
         return body
 
-    def look(self, body: Mapping[str, Any]) -> Look:
+    def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
         """Return the state now, of which `body` is the first part."""
         replicas = body["replicas"]
         try:
@@ -109,19 +109,19 @@ class _Gateway:
             rates = self._rates.update(scraped.text if scraped.status_code == 200 else "", time.monotonic())
         except httpx.HTTPError:
             rates = {}
-        return Look(
+        return Snapshot(
             time.time(),
             list(CELLS),
             lambda sort, reverse: gateway_screen(replicas, rates, sort=sort, reverse=reverse),
         )
 
 
-def _watched(http: httpx.Client, url: str) -> tuple[_Server | _Gateway, dict[str, Any]]:
+def _connect(http: httpx.Client, url: str) -> tuple[_Server | _Gateway, dict[str, Any]]:
     """Return the server or gateway at an address, and its first response. Raises TopError."""
     server = _Server(http, url)
     try:
         return server, server.body()
-    except _NoMachines as error:
+    except _NoClusterError as error:
         gateway = _Gateway(http, url)
         try:
             return gateway, gateway.body()
@@ -130,26 +130,26 @@ def _watched(http: httpx.Client, url: str) -> tuple[_Server | _Gateway, dict[str
 
 
 def cluster(http: httpx.Client, url: str) -> dict[str, Any]:
-    """`/cluster`. Raises TopError."""
+    """Return the response of `/cluster`. Raises TopError."""
     try:
         answer = http.get(f"{url}/cluster")
         body = read_json(answer)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise TopError(f"{url} cannot be asked: {error}; is a server running there?") from None
+        raise TopError(f"{url} cannot be reached: {error}; is a server running there?") from None
     except ValueError:
-        raise TopError(f"{url}/cluster answers {answer.status_code}, and no JSON: is it a server of llamado?") from None
-    if answer.status_code == 404:  # as routers answer, whose models have servers of their own
-        raise _NoMachines(f"{url} is no server of one model, and no gateway; llamado ps lists those that run here")
+        raise TopError(f"{url}/cluster answers {answer.status_code} without JSON: is it a llamado server?") from None
+    if answer.status_code == 404:  # for example a router, whose models have their own servers
+        raise _NoClusterError(f"{url} is neither a server of one model nor a gateway; llamado ps lists local servers")
     if answer.status_code != 200 or not isinstance(body, dict) or "devices" not in body:
-        said = fit(body, {"error": {"message": ""}, "stage": ""})
-        why, stage = said["error"]["message"], f" ({said['stage']})" if said["stage"] else ""
+        reason = fit(body, {"error": {"message": ""}, "stage": ""})
+        why, stage = reason["error"]["message"], f" ({reason['stage']})" if reason["stage"] else ""
         key = " (--api-key KEY, or LLAMA_API_KEY)" if answer.status_code == 401 else ""
         raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}{key}")
     return body
 
 
 def requests(http: httpx.Client, url: str) -> dict[str, Any]:
-    """`/live/requests`; nothing where the server does not tell."""
+    """Return the response of `/live/requests`, or {} if it is not available."""
     try:
         answer = http.get(f"{url}/live/requests")
         body = read_json(answer)
@@ -159,7 +159,7 @@ def requests(http: httpx.Client, url: str) -> dict[str, Any]:
 
 
 def slots(http: httpx.Client, url: str) -> list[dict[str, Any]]:
-    """`/slots`; nothing where the server does not tell."""
+    """Return the response of `/slots`, or [] if it is not available."""
     try:
         answer = http.get(f"{url}/slots")
         body = read_json(answer)

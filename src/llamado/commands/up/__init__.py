@@ -1,1 +1,1 @@
-"""Clusters on this machine: starting one, and what works from another terminal."""
+"""`llamado up` and the commands for its clusters: ps, down, logs and drain."""

@@ -1,4 +1,4 @@
-"""`llamado ps`, `down`, `logs` and `drain`: clusters of `llamado up`, from another terminal."""
+"""`llamado ps`, `down`, `logs` and `drain`: control clusters of `llamado up` from another terminal."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from llamado.cluster.state import (
     end_processes,
     find_cluster,
 )
-from llamado.cluster.supervisor import DRAINED, DRAINING, FAILED, WAITING
+from llamado.cluster.supervisor import DRAINED, DRAINING, RESTART_FAILED, WAITING
 from llamado.cluster.table import cluster_table
 from llamado.commands.up.servers import servers_json, servers_table
 from llamado.http.running import running_servers
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
-_PIPED = 160  # columns of what goes to a file or a pipe
+_PIPE_WIDTH = 160  # columns of output to a file or pipe
 _POLL = 0.1  # seconds
-_TAIL = 1 << 16  # bytes of a log that are shown at first
+_TAIL = 1 << 16  # bytes at the end of a log to show first
 
 
 def run_ps(*, clusters_json: bool, as_json: bool, key: str | None = None) -> int:
-    """Show all servers and clusters of this user; the exit code is 0 when there is one and all of it runs.
+    """Show all servers and clusters of this user. Return 0 if there is at least one and no cluster was killed.
 
-    `key`: what servers want to be told before they say how fast they are.
+    `key`: API key of the servers, to show their speed.
     """
     clusters = all_clusters()
     servers = [] if clusters_json else servers_json(running_servers(), key)
@@ -50,39 +50,39 @@ def run_ps(*, clusters_json: bool, as_json: bool, key: str | None = None) -> int
     elif clusters_json:
         print(orjson.dumps([asdict(state) for state in clusters], option=orjson.OPT_INDENT_2).decode())
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         for state in clusters:
             console.print(cluster_table(state, {one.name: last_line(one) for one in state.services}))
             if state.phase == GONE:
-                console.print(f"{state.name} was killed; llamado down {state.name} forgets it", markup=False)
+                console.print(f"{state.name} was killed; llamado down {state.name} cleans up", markup=False)
         if servers:
             console.print(servers_table(servers))
         if not clusters and not servers:
-            console.print("nothing runs; llamado serve starts a server, llamado up a cluster")
+            console.print("nothing is running; llamado serve starts a server, llamado up a cluster")
     return 0 if (clusters or servers) and all(state.phase != GONE for state in clusters) else 1
 
 
 def run_down(name: str | None) -> int:
-    """End a cluster and wait until it has ended; what a killed one left is ended, too. Raises ClusterStateError."""
+    """Stop a cluster, and processes left by a killed one, and wait for their end. Raises ClusterStateError."""
     gone = [state for state in all_clusters() if state.phase == GONE and name in (None, state.name)]
     for state in gone:
-        with StateFolder(state.name).held():  # ends what is left
-            print(f"{state.name} was killed; nothing of it is left")
+        with StateFolder(state.name).locked():  # stops remaining processes
+            print(f"{state.name} was killed; its remaining processes were stopped")
     if gone and not any(state.phase != GONE and name in (None, state.name) for state in all_clusters()):
         return 0
     state = find_cluster(name)
     folder = StateFolder(state.name)
     os.kill(state.pid, signal.SIGTERM)
-    while folder.running():
+    while folder.is_running():
         time.sleep(_POLL)
-    # Nothing should be left of it; this makes sure.
+    # In case a process has survived.
     end_processes([(one.pid, one.mark) for one in state.services], 5.0)
-    print(f"{state.name} has ended")
+    print(f"{state.name} has stopped")
     return 0
 
 
 def run_drain(service: str, name: str | None, *, undo: bool = False) -> int:
-    """Have a service finish what it is doing and end, and wait for that; a worker's layers move before.
+    """Stop a service after its running requests, and wait for that. The layers of a worker are moved first.
 
     `undo`: start a drained server again, and wait until it is ready. Raises ClusterStateError.
     """
@@ -90,38 +90,38 @@ def run_drain(service: str, name: str | None, *, undo: bool = False) -> int:
     before = _service(state, service)
     folder = StateFolder(state.name)
     if undo and before.role != ServiceRole.SERVER:
-        raise ClusterStateError(f"{service} is no server: only a drained server can be started again")
+        raise ClusterStateError(f"{service} is not a server: only a drained server can be started again")
     if undo and before.phase not in (DRAINED, DRAINING):
-        raise ClusterStateError(f"{service} is {before.phase}, and not drained")
-    (folder.ask_resume if undo else folder.ask_drain)(service)
+        raise ClusterStateError(f"{service} is {before.phase}, not drained")
+    (folder.request_resume if undo else folder.request_drain)(service)
     os.kill(state.pid, signal.SIGUSR1)
     while True:
-        taken = not folder.asks(service)
+        taken = not folder.is_pending(service)
         now = folder.read()
         if now is None or now.phase == GONE:
             raise ClusterStateError(f"{state.name} ended before {service} was {'ready' if undo else 'drained'}")
-        one = _service(now, service)
-        if one.phase == (READY if undo else DRAINED):
-            print(f"{service} is {one.phase}")
+        after = _service(now, service)
+        if after.phase == (READY if undo else DRAINED):
+            print(f"{service} is {after.phase}")
             return 0
-        waits = one.phase in (DRAINING, DRAINED, WAITING, STARTING) and not one.message.startswith(FAILED)
-        if taken and not (waits if undo else one.phase == DRAINING):
+        waits = after.phase in (DRAINING, DRAINED, WAITING, STARTING) and not after.message.startswith(RESTART_FAILED)
+        if taken and not (waits if undo else after.phase == DRAINING):
             aim = "ready" if undo else "drained"
-            raise ClusterStateError(f"{service}: {one.message or f'it is {one.phase}, and not {aim}'}")
+            raise ClusterStateError(f"{service}: {after.message or f'it is {after.phase}, not {aim}'}")
         time.sleep(_POLL)
 
 
 def run_logs(service: str | None, name: str | None, *, follow: bool) -> int:
-    """Print the end of a service's log, or of all of them; then, if asked, what is added. Raises ClusterStateError."""
+    """Print the end of the log of one or all services; `follow`: keep printing new lines. Raises ClusterStateError."""
     state = find_cluster(name)
     shown = [_service(state, service)] if service else [one for one in state.services if one.log]
     if any(not one.log for one in shown):
-        raise ClusterStateError(f"{service} runs on another machine: its log is there")
+        raise ClusterStateError(f"{service} runs on another machine, which has its log")
     width = max(len(one.name) for one in shown) if len(shown) > 1 else 0
     tails = [(f"{one.name:{width}} | " if width else "", _lines(Path(one.log))) for one in shown]
     folder = StateFolder(state.name)
     while True:
-        running = folder.running()  # asked first: what was written before the end is still read below
+        running = folder.is_running()  # checked first, so that lines written before the end are read below
         for prefix, lines in tails:
             for line in lines:
                 if line is None:
@@ -136,30 +136,30 @@ def _service(state: ClusterState, name: str) -> ServiceState:
     for one in state.services:
         if one.name == name:
             return one
-    raise ClusterStateError(f"{state.name} has no {name!r}: there are {', '.join(one.name for one in state.services)}")
+    raise ClusterStateError(f"{state.name} has no {name!r}, only {', '.join(one.name for one in state.services)}")
 
 
 def _lines(path: Path) -> Iterator[str | None]:
-    """The lines of a log from near its end on; None where no more is there yet. One that is begun anew is followed."""
+    """Yield the lines at the end of a log, and None whenever there is no new line yet. Follows a replaced file."""
     file = open(path, "rb")  # noqa: SIM115
     try:
         start = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(start)
         if start:
             file.readline()
-        begun = b""
+        partial = b""
         while True:
             line = file.readline()
-            begun += line
-            if begun.endswith(b"\n"):
-                yield begun[:-1].decode("utf-8", "replace")
-                begun = b""
+            partial += line
+            if partial.endswith(b"\n"):
+                yield partial[:-1].decode("utf-8", "replace")
+                partial = b""
             elif not line:
                 try:
                     replaced = os.stat(path).st_ino != os.fstat(file.fileno()).st_ino
                 except FileNotFoundError:
                     replaced = False
-                if replaced and not begun:
+                if replaced and not partial:
                     file.close()
                     file = open(path, "rb")  # noqa: SIM115
                 else:
@@ -169,7 +169,7 @@ def _lines(path: Path) -> Iterator[str | None]:
 
 
 def last_line(service: ServiceState) -> str:
-    """The last whole line of a service's log; "" where there is none."""
+    """Return the last complete line of a service's log, or ""."""
     found = ""
     try:
         for line in _lines(Path(service.log)) if service.log else ():

@@ -1,4 +1,4 @@
-"""The servers of this machine as `llamado ps` shows them: their own words, and what they answer."""
+"""Servers of this machine for `llamado ps`: their state files, and the responses of their APIs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from llamado.gguf.inspect import size_text
 from llamado.http.running import RunningServer
 from llamado.outgoing import fit, open_client, read_json
 
-_LOOK = 0.3  # seconds between two looks at how many tokens there are
+_INTERVAL = 0.3  # seconds between two token counts, for the rate
 _TIMEOUT = 2.0
 _SLOT = {"id_task": 0, "is_processing": False, "next_token": [{"n_decoded": 0}]}
 _COLORS = {"ready": "green", "busy": "green", "loading": "yellow"}
 
 
 def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> list[dict[str, Any]]:
-    """What each server is, its state, and how many tokens it makes a second; `key`: of those that ask for one."""
+    """Return role, model, address, state and tokens per second of each server. `key`: their API key."""
     clients = [_client(server, key) for server in servers]
     try:
-        told = [_health(http, server.role) for http, server in zip(clients, servers, strict=True)]
-        before = [_tokens(http) if one.busy else one.tokens for http, one in zip(clients, told, strict=True)]
+        health = [_health(http, server.role) for http, server in zip(clients, servers, strict=True)]
+        before = [_tokens(http) if one.busy else one.tokens for http, one in zip(clients, health, strict=True)]
         if any(tokens is not None and tokens for tokens in before):
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
         after = [_tokens(http) if tokens else tokens for http, tokens in zip(clients, before, strict=True)]
     finally:
         for http in clients:
@@ -45,12 +45,12 @@ def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> li
             "memory": server.memory,
             "tokens_per_second": _rate(then, now),
         }
-        for server, then, now, one in zip(servers, before, after, told, strict=True)
+        for server, then, now, one in zip(servers, before, after, health, strict=True)
     ]
 
 
 def servers_table(servers: Sequence[dict[str, Any]]) -> Table:
-    """A row for each server."""
+    """Return a table with a row for each server."""
     table = Table(title="servers", title_justify="left")
     for heading in ("model", "address", "state", "since", "pid"):
         table.add_column(heading, no_wrap=True)
@@ -75,39 +75,39 @@ def _client(server: RunningServer, key: str | None) -> httpx.Client:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     unix = None if "://" in address else httpx.HTTPTransport(uds=address)
     url = (address if unix is None else "http://localhost") + server.prefix
-    # The process is known by its number; its certificate need not be one of this machine's name.
+    # The process is known to be local, and its certificate need not be for the name of this machine.
     return open_client(base_url=url, headers=headers, timeout=_TIMEOUT, verify=False, transport=unix, trust_env=False)
 
 
 @dataclass(frozen=True)
-class _Word:
-    """What a server says of itself to anybody, without a line in its log."""
+class _Health:
+    """State of a server by `/health`, which needs no key and is not logged."""
 
     state: str
     busy: bool = False
-    """Whether slots are at work: then it is asked for their tokens."""
+    """True if slots are busy, so that `/slots` has token counts."""
     tokens: dict[int, int] | None = None
-    """None where it does not tell of slots."""
+    """Tokens by task; None if the server does not report slots."""
 
 
-def _health(http: httpx.Client, role: str) -> _Word:
+def _health(http: httpx.Client, role: str) -> _Health:
     try:
         answer = http.get("/health", params={"include_slots": "1"})
-        told = read_json(answer)
+        body = read_json(answer)
         if answer.status_code == 200:
-            busy = told.get("slots_processing")
-            if busy is None and role != "server":  # which have none of their own
-                return _Word("ready", True)
-            return _Word("ready", bool(busy), None if busy is None else {})
-        return _Word("loading" if "progress" in told else str(told["error"]["message"])[:60])
+            busy = body.get("slots_processing")
+            if busy is None and role != "server":  # routers and gateways have no slots of their own
+                return _Health("ready", True)
+            return _Health("ready", bool(busy), None if busy is None else {})
+        return _Health("loading" if "progress" in body else str(body["error"]["message"])[:60])
     except httpx.HTTPError:
-        return _Word("no answer")
+        return _Health("no answer")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _Word(f"status {answer.status_code}")
+        return _Health(f"status {answer.status_code}")
 
 
 def _tokens(http: httpx.Client) -> dict[int, int] | None:
-    """How many tokens each task has, by its number; None where the server does not tell."""
+    """Return the number of tokens of each task by its ID; None if the server does not report slots."""
     try:
         answer = http.get("/slots")
         slots = read_json(answer) if answer.status_code == 200 else None
@@ -122,4 +122,4 @@ def _tokens(http: httpx.Client) -> dict[int, int] | None:
 def _rate(then: dict[int, int] | None, now: dict[int, int] | None) -> float | None:
     if then is None or now is None:
         return None
-    return sum(max(0, n - then.get(task, 0)) for task, n in now.items()) / _LOOK
+    return sum(max(0, n - then.get(task, 0)) for task, n in now.items()) / _INTERVAL

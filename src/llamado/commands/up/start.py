@@ -1,4 +1,4 @@
-"""`llamado up`: workers, taps and a server on this machine from flags or one file, watched until they are ended."""
+"""The command `llamado up`: run workers, taps and a server on this machine, from flags or a file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.live import Live
 
-from llamado.cluster.file import ELSEWHERE, ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
-from llamado.cluster.services import Service, services_of
+from llamado.cluster.file import DEDICATED_KEYS, ClusterConfig, LinkConfig, WorkerConfig, parse_cluster, read_cluster
+from llamado.cluster.services import Service, local_services
 from llamado.cluster.state import (
     READY,
     STARTING,
@@ -27,7 +27,7 @@ from llamado.cluster.state import (
     ClusterState,
     StateFolder,
 )
-from llamado.cluster.supervisor import Nodes, Standing, Supervisor
+from llamado.cluster.supervisor import Nodes, ServiceStatus, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, Parsed, refuse_broken_lines, secrets_of
@@ -36,41 +36,41 @@ from llamado.processes.secret_values import child_environment, secret
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
-_POLL = 0.05  # seconds between looks at the state of a cluster that starts in the background
+_POLL = 0.05  # seconds between reads of the state of a cluster that starts in the background
 
 
-class UpFailed(LlamadoError):
+class UpError(LlamadoError):
     """A cluster in the background ended before it was ready."""
 
 
 def run_up(flags: Parsed, namespace: argparse.Namespace) -> int:
-    """The command: returns when the cluster has ended; with `--detach` when it is ready. Raises LlamadoError."""
-    behind = namespace.behind or json.loads(secret(UP_SERVER_FLAGS) or "[]")
-    config = cluster_config(flags, namespace.file, behind)
-    return run_behind(config, namespace.given, behind) if flags.detach else run_here(config)
+    """Run the command until the cluster has ended, or with `--detach` until it is ready. Raises LlamadoError."""
+    server_flags = namespace.server_flags or json.loads(secret(UP_SERVER_FLAGS) or "[]")
+    config = cluster_config(flags, namespace.file, server_flags)
+    return run_in_background(config, namespace.given, server_flags) if flags.detach else run_in_foreground(config)
 
 
-def run_here(config: ClusterConfig) -> int:
-    """Run a cluster until it is ended. Raises LlamadoError."""
+def run_in_foreground(config: ClusterConfig) -> int:
+    """Run a cluster until it is stopped. Raises LlamadoError."""
     folder = StateFolder(config.name)
-    with folder.held():
+    with folder.locked():
         if config.on == "ray":
-            from llamado.cluster.ray.nodes import connected
-            from llamado.cluster.ray.services import services_on_ray
+            from llamado.cluster.ray.nodes import connect
+            from llamado.cluster.ray.services import ray_services
 
-            services = services_on_ray(config)
-            with connected(config.ray, config.name, config.stop_timeout) as nodes:
-                return asyncio.run(_Run(config, services, folder, nodes).run())
-        services = services_of(config, _model(config))
-        return asyncio.run(_Run(config, services, folder).run())
+            services = ray_services(config)
+            with connect(config.ray, config.name, config.stop_timeout) as nodes:
+                return asyncio.run(_ClusterRun(config, services, folder, nodes).run())
+        services = local_services(config, _model(config))
+        return asyncio.run(_ClusterRun(config, services, folder).run())
 
 
 def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> ClusterConfig:
-    """What a file says, and what flags say instead; `server`: flags of the server.
+    """Return the configuration of a file, changed by flags. `server`: flags of the server.
 
     Raises FlagError and ClusterFileError.
     """
-    config = read_cluster(Path(file)) if file else cluster_of({}, "flags")
+    config = read_cluster(Path(file)) if file else parse_cluster({}, "flags")
     changed: dict[str, Any] = {}
     for key in ("name", "host", "port", "engine", "replicas", "log_folder", "on"):
         if key in flags.given:
@@ -81,20 +81,20 @@ def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> Cl
         changed["model"] = flags.model[0]
     if "nodes" in flags.given or "latency" in flags.given:
         if file and config.workers:
-            raise FlagError(f"--nodes and --latency: {file} says which workers there are")
+            raise FlagError(f"--nodes and --latency: {file} already defines the workers")
         changed["workers"] = _workers(flags)
     given = dataclasses.replace(config, **changed)
-    behind = server_options(server)
-    for name in behind:
-        if name in ELSEWHERE and ELSEWHERE[name] in ("model", "host", "port"):
-            raise FlagError(f"--{name}: it stands before the --, as a flag of llamado up")
-    options = {**given.server, **behind}
+    options = server_options(server)
+    for name in options:
+        if name in DEDICATED_KEYS and DEDICATED_KEYS[name] in ("model", "host", "port"):
+            raise FlagError(f"--{name}: give it before the --, as a flag of llamado up")
+    options = {**given.server, **options}
     values = {field.name: _plain(getattr(given, field.name)) for field in dataclasses.fields(given)}
-    return cluster_of(values | {"server": _plain(options)}, file or "flags")
+    return parse_cluster(values | {"server": _plain(options)}, file or "flags")
 
 
 def _plain(value: Any) -> Any:
-    """As it would stand in a file."""
+    """Convert a value to the form it has in a file."""
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def _workers(flags: Parsed) -> int | tuple[WorkerConfig, ...]:
-    """`--nodes`, this machine's server counted, and `--latency`, a link for each worker."""
+    """Return the workers of `--nodes` and `--latency`. Raises FlagError."""
     try:
         links = [float(text) for text in re.split("[,/]+", flags.latency or "") if text]
     except ValueError:
@@ -114,8 +114,8 @@ def _workers(flags: Parsed) -> int | tuple[WorkerConfig, ...]:
         raise FlagError(f"--latency: expected milliseconds, comma-separated, got {flags.latency!r}")
     nodes = flags.nodes if "nodes" in flags.given else len(links) + 1
     if not len(links) < nodes <= 65:
-        least = f"{len(links) + 1}, as --latency has {len(links)} links" if links else "1"
-        raise FlagError(f"--nodes: expected {least} to 65, the server counted, got {nodes}")
+        least = f"{len(links) + 1} (--latency has {len(links)} links)" if links else "1"
+        raise FlagError(f"--nodes: expected {least} to 65, including the server, got {nodes}")
     if not any(links):
         return int(nodes) - 1
     links += [0.0] * (nodes - 1 - len(links))
@@ -123,7 +123,7 @@ def _workers(flags: Parsed) -> int | tuple[WorkerConfig, ...]:
 
 
 def server_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """The server's flags after `--`, by their long names. Raises FlagError."""
+    """Return the values of the server's flags after `--` by their long names. Raises FlagError."""
     known = {name: flag for flag in FLAGS if "serve" in flag.commands for name in flag.names + flag.off_names}
     refuse_broken_lines(arguments, {name for name, flag in known.items() if flag.type != "bool" and flag.bare is None})
     found: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def server_options(arguments: Sequence[str]) -> dict[str, Any]:
         name, equals, value = left.pop(0).partition("=")
         flag = known.get(name)
         if flag is None:
-            raise FlagError(f"{name}: no flag of llama-server's (all flags: llamado serve --help)")
+            raise FlagError(f"{name}: not a flag of llamado serve (all flags: llamado serve --help-all)")
         long = next((n.removeprefix("--") for n in flag.names if n.startswith("--")), "")
         if name in flag.off_names or flag.type == "bool":
             found[long] = name not in flag.off_names
@@ -147,7 +147,10 @@ def server_options(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _model(config: ClusterConfig) -> Path:
-    """The model's file, fetched where it is not here yet; what no engine of ours runs is only refused for ours."""
+    """Return the path of the model, which is downloaded if needed.
+
+    The engine llama.cpp may run models that llamado does not support, so they are checked for llamado only.
+    """
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
     from llamado.gguf.sources.resolve import progress_bar, resolve
@@ -160,8 +163,8 @@ def _model(config: ClusterConfig) -> Path:
         return resolve(config.model, progress=progress)
 
 
-class _Run:
-    """A cluster while it runs: what is seen of it here, and told to other terminals."""
+class _ClusterRun:
+    """A running cluster: supervises it, shows its state here, and writes it for other terminals."""
 
     def __init__(
         self,
@@ -175,16 +178,16 @@ class _Run:
         self._folder = folder
         self._state = ClusterState(name=config.name, url=services[-1].url, log_folder=str(logs.resolve()))
         self._supervisor = Supervisor(services, config.restart, config.stop_timeout, logs, self._changed, nodes)
-        self._state.services = [one.state for one in self._supervisor.standings.values()]
+        self._state.services = [one.state for one in self._supervisor.statuses.values()]
         self._console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
         self._live: Live | None = None
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}  # phase by service
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(sig, self._stop)
-        loop.add_signal_handler(signal.SIGUSR1, self._asked)
+        loop.add_signal_handler(signal.SIGUSR1, self._take_orders)
         self._folder.write(self._state)
         if not sys.stdout.isatty():
             await self._supervisor.run()
@@ -199,7 +202,7 @@ class _Run:
         return 0
 
     def _table(self) -> Any:
-        return cluster_table(self._state, {name: one.last_line for name, one in self._supervisor.standings.items()})
+        return cluster_table(self._state, {name: one.last_line for name, one in self._supervisor.statuses.items()})
 
     async def _show(self) -> None:
         assert self._live is not None
@@ -211,15 +214,15 @@ class _Run:
         self._state.phase = STOPPING
         self._supervisor.stop()
 
-    def _asked(self) -> None:
-        for name in self._folder.drains():
+    def _take_orders(self) -> None:
+        for name in self._folder.take_drains():
             self._supervisor.drain(name)
-        for name in self._folder.resumes():
+        for name in self._folder.take_resumes():
             self._supervisor.resume(name)
-        for name in self._folder.kills():
+        for name in self._folder.take_kills():
             self._supervisor.kill(name)
 
-    def _changed(self, one: Standing) -> None:
+    def _changed(self, one: ServiceStatus) -> None:
         state = one.state
         if self._state.phase != STOPPING:
             ready = self._supervisor.ready
@@ -227,27 +230,26 @@ class _Run:
                 self._console.print(f"ready: {self._state.url}")
             self._state.phase = READY if ready else STARTING
         self._folder.write(self._state)
-        if self._live is None and self._told.get(state.name) != state.phase:
-            self._told[state.name] = state.phase
+        if self._live is None and self._printed.get(state.name) != state.phase:
+            self._printed[state.name] = state.phase
             pid = f" (process {state.pid})" if state.pid else ""
             message = f": {state.message}" if state.message else ""
             self._console.print(f"{state.name} {state.address} {state.phase}{pid}{message}", markup=False)
 
 
-def run_behind(config: ClusterConfig, arguments: Sequence[str], behind: Sequence[str]) -> int:
-    """Start a cluster that goes on when this process ends. Raises UpFailed and ClusterStateError."""
+def run_in_background(config: ClusterConfig, arguments: Sequence[str], server_flags: Sequence[str]) -> int:
+    """Start a cluster that outlives this process, and wait until it is ready. Raises UpError and ClusterStateError."""
     own = [word for word in arguments if word not in ("--detach", "-d")]
-    state = start_behind(config.name, own, behind)
+    state = start_in_background(config.name, own, server_flags)
     print(f"ready: {state.url} (llamado ps, llamado logs, llamado down {config.name})")
     return 0
 
 
-def start_behind(name: str, arguments: Sequence[str], behind: Sequence[str]) -> ClusterState:
-    """Start `llamado up` with arguments as a process of its own, and wait until its cluster, `name`, is ready.
+def start_in_background(name: str, arguments: Sequence[str], server_flags: Sequence[str]) -> ClusterState:
+    """Start `llamado up` with `arguments` as a separate process, and wait until its cluster `name` is ready.
 
-    `behind`: flags of the server. They may hold keys, so they are passed in the environment.
-
-    Raises UpFailed with what it said when it ends instead, and ClusterStateError when one of the name runs already.
+    `server_flags` may contain keys, so they are passed in the environment. Raises UpError with the last output of the
+    process if it ends, and ClusterStateError if a cluster of this name is running.
     """
     folder = StateFolder(name)
     folder.check_free()
@@ -260,7 +262,7 @@ def start_behind(name: str, arguments: Sequence[str], behind: Sequence[str]) -> 
                 **child_environment(),
                 **secrets_of("serve"),
                 **secrets_of("gateway"),
-                UP_SERVER_FLAGS: json.dumps([*behind]),
+                UP_SERVER_FLAGS: json.dumps([*server_flags]),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -272,8 +274,8 @@ def start_behind(name: str, arguments: Sequence[str], behind: Sequence[str]) -> 
             while True:
                 state = folder.read()
                 if process.poll() is not None:
-                    said = own.read_text(errors="replace")
-                    raise UpFailed(said.rpartition("\nllamado: ")[2].removeprefix("llamado: ").strip())
+                    output = own.read_text(errors="replace")
+                    raise UpError(output.rpartition("\nllamado: ")[2].removeprefix("llamado: ").strip())
                 if state is not None and state.pid == process.pid:
                     if state.phase == READY:
                         return state

@@ -1,1 +1,1 @@
-"""`llamado wait`: the command, and the addresses on which llamado's processes listen."""
+"""`llamado wait`: the command, and the addresses of running llamado processes."""

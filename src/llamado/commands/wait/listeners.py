@@ -1,4 +1,4 @@
-"""Addresses on which llamado's own processes listen, read from their command lines."""
+"""Addresses of running llamado processes, read from their command lines."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from llamado.rpc.endpoint import client_tls
 from llamado.server.switches import PredictRoutes
 
 _ORDER = ("gateway", "serve", "worker")
-"""Commands that listen, the one that clients come to first."""
+"""Commands that listen, by preference: clients connect to a gateway before a server."""
 
 
 class ListenerError(LlamadoError):
-    """No process of llamado listens, or its command line does not give its address."""
+    """No llamado process listens, or its command line does not contain the address."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Address of a server or gateway (http://, https://) or a worker (tcp://), and TLS for connections to it."""
+    """URL of a server or gateway (http://, https://) or a worker (tcp://), and TLS settings for connections to it."""
 
     url: str
     tls: ssl.SSLContext | None = None
 
 
 def listener_of(pid: int | None = None, proc: Path = Path("/proc")) -> Listener:
-    """Return the address of the process `pid`, or of the gateway, server or worker of this user that runs here.
+    """Return the address of the process `pid`, or of a gateway, server or worker of this user on this machine.
 
-    A container runs one of them; of several, the gateway comes first, then the server that was started first.
+    A container runs one of them. Of several, a gateway takes precedence, then the server that was started first.
     Raises ListenerError, FlagError and EndpointError.
     """
     found = [*_listening([pid] if pid is not None else _own_processes(proc), proc)]
     if not found:
-        one = "process of this user" if pid is None else f"process {pid}"
-        raise ListenerError(f"no {one} runs llamado serve, gateway or worker; give its URL: llamado wait URL")
+        subject = "this user runs no" if pid is None else f"process {pid} is not"
+        raise ListenerError(f"{subject} llamado serve, gateway or worker; give a URL: llamado wait URL")
     command, arguments, environ = min(found, key=lambda one: _ORDER.index(one[0]))
     return _listener(command, arguments, environ)
 
@@ -58,19 +58,19 @@ def _owner(path: Path) -> int:
 
 
 def _listening(pids: Sequence[int], proc: Path) -> Iterator[tuple[str, list[str], Mapping[str, str]]]:
-    """Command, arguments and environment of those of these processes that listen."""
+    """Yield command, arguments and environment of each of these processes that listens."""
     for pid in pids:
-        words = _texts(proc / str(pid) / "cmdline")
+        words = _strings(proc / str(pid) / "cmdline")
         for at, word in enumerate(words):
             name = os.path.basename(word)
             rest = words[at + 1 :] if name == "llamado" else [PROGRAMS.get(name, ""), *words[at + 1 :]]
             if rest and PROGRAMS.get(rest[0], rest[0]) in _ORDER:
-                pairs = (text.partition("=") for text in _texts(proc / str(pid) / "environ"))
+                pairs = (text.partition("=") for text in _strings(proc / str(pid) / "environ"))
                 yield PROGRAMS.get(rest[0], rest[0]), rest[1:], {name: value for name, _, value in pairs}
                 break
 
 
-def _texts(path: Path) -> list[str]:
+def _strings(path: Path) -> list[str]:
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
     except OSError:
@@ -91,11 +91,11 @@ def _listener(command: str, arguments: list[str], environ: Mapping[str, str]) ->
 
 
 def _address(hosts: str, port: int) -> str:
-    """Host and port at which a process of this machine that listens on `hosts` is reached."""
+    """Return host and port to connect to a local process that listens on `hosts`."""
     host = hosts.split(",")[0].strip()
     if host.endswith(".sock") or not port:
         what = f"the Unix socket {host}" if host.endswith(".sock") else "any free port (--port 0)"
-        raise ListenerError(f"it listens on {what}: give its URL: llamado wait URL")
+        raise ListenerError(f"the process listens on {what}; give its URL: llamado wait URL")
     try:
         if ipaddress.ip_address(host).is_unspecified:
             host = "::1" if ":" in host else "127.0.0.1"
@@ -105,14 +105,14 @@ def _address(hosts: str, port: int) -> str:
 
 
 def _unchecked() -> ssl.SSLContext:
-    """TLS without a check of the certificate: the process is known by its number, and is sent no secret."""
+    """Return TLS settings without certificate verification: the process ID identifies it, and no secret is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def _worker_tls(flags: Parsed) -> ssl.SSLContext | None:
-    """TLS to a worker; if it asks clients for a certificate it is shown its own."""
+    """Return TLS settings for a worker. If it requires client certificates, its own certificate is used."""
     if not flags.tls_cert:
         return None
     context = client_tls(None, flags.tls_cert, flags.tls_key) if flags.tls_client_ca else client_tls()

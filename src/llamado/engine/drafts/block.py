@@ -29,7 +29,7 @@ class _Places(NamedTuple):
 
 
 class BlockKind(HeadKind):
-    """Drafts of a DFlash head, whose forward pass is `forward`; see ModelKind."""
+    """Drafts of a DFlash head, whose forward pass is `forward`."""
 
     at_once = True
 

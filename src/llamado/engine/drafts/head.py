@@ -59,7 +59,9 @@ class HeadDrafter(ModelDrafter):
         self.base, self.n_sure, self.own = self._head.first, 0, None
 
     def take_over(self, other: ModelDrafter, history: Sequence[int]) -> None:
-        """See ModelDrafter. States of tokens that this sequence does not share are replaced before they are used."""
+        """Take over tokens and hidden states of another drafter; those that this sequence does not share are replaced
+        before they are used.
+        """
         assert isinstance(other, HeadDrafter)
         super().take_over(other, history)
         self.n_sure = other.n_sure
@@ -88,7 +90,7 @@ class HeadDrafter(ModelDrafter):
         return self.at + len(self.states)
 
     def pending(self, history: Sequence[int], ahead: Sequence[int]) -> list[int]:
-        """See ModelDrafter."""
+        """Return the tokens to read before the next draft; empty if the target's state of one is unknown."""
         same = self._same(history, ahead)
         last = len(history) + len(ahead) - 1 - self.base
         if ahead:  # after draft tokens only its own can follow: the target's states of others are not known yet
@@ -136,7 +138,7 @@ class HeadDrafter(ModelDrafter):
 
 
 class HeadKind(ModelKind):
-    """Drafts of a head, whose forward pass is `forward`; see ModelKind."""
+    """Drafts of a head, whose forward pass is `forward`."""
 
     def __init__(
         self,
@@ -204,9 +206,7 @@ class HeadKind(ModelKind):
     def _read(
         self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
     ) -> NDArray[np.float32]:
-        """See ModelKind. Drafters that continue with the target's states, and those with their own, form separate
-        batches.
-        """
+        """Evaluate pieces, in separate batches for drafters with the target's states and those with their own."""
         found = np.empty((len(pieces) if outputs else 0, self._n_vocab), np.float32)
         groups: dict[bool, list[tuple[int, HeadDrafter, list[int], States]]] = {}
         for i, (drafter, tokens) in enumerate(zip(drafters, pieces, strict=True)):

@@ -20,7 +20,7 @@ from llamado.engine.drafts.ngram_mod import NgramMod
 from llamado.engine.drafts.ngram_simple import NgramSimple
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.errors import EngineError
-from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, sizes_for
+from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, sizes_for
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource, Report
 from llamado.engine.supported import check_before_fetching, check_supported, check_types
 from llamado.gguf.header import Header, ModelFile
@@ -90,15 +90,15 @@ class DraftFile(NamedTuple):
             self.file.close()
 
     def reserve(self) -> int:
-        """Least bytes that it takes on this machine: with the shortest context that memory fitting allows."""
+        """Return the least bytes that it takes on this machine: with the shortest context that fitting allows."""
         return reserved(self.file, self.model, self.options)
 
 
 def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
-    """See DraftFile.reserve; `options` are its own."""
+    """Return the least bytes that a draft model takes on this machine; `options` are its own."""
     if options.split is not None:
         return 0
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     n_train = model.hparams.n_ctx_train
     n_ctx = min(wanted.requested_tokens(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
     sizes = sizes_for(file, model, wanted, n_ctx)
@@ -238,7 +238,7 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
     file, model = draft.file, draft.model
     options = replace(draft.options, n_ctx=beside.n_ctx_slot * (1 if draft.options.unified else draft.options.n_slots))
     here = options.device()
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     pool: DevicePool | None = None
     if options.split is None:
         figures = before_reading(figures_of(here), file)
@@ -256,16 +256,9 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
         file,
         model,
         [here] if pool is None else pool.devices,
+        replace(found.runner_options, mlock=options.mlock),
         None if pool is None else found.placement,
-        n_cells=found.n_cells,
-        n_ctx=found.n_ctx_slot,
-        n_sequences=options.n_slots,
-        max_batch=found.wanted.max_batch,
-        type_k=found.wanted.type_k,
-        type_v=found.wanted.type_v,
-        turned=options.turned,
-        mlock=options.mlock,
-        progress=progress,
+        progress,
     )
     try:
         runner.warm_up([*range(1, min(options.n_slots, 8) + 1), runner.max_batch], progress)

@@ -35,7 +35,7 @@ _MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # as in llama.cpp: of vocabulary siz
 
 
 class TokenSampler(Protocol):
-    """Samples tokens like a request; see Sampler."""
+    """Samples draft tokens as the request's sampler would."""
 
     def sample(self, row: NDArray[np.float32], position: int) -> int: ...
 

@@ -96,7 +96,7 @@ class NgramMod(DraftKind):
         self._low = 0
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """See Drafter; counts for all sequences."""
+        """Count a proposal of any sequence; empty the table after several bad ones."""
         self._low = self._low + 1 if accepted < _LOW * drafted else 0
         if self._low >= _ROUNDS:
             self.table.empty()

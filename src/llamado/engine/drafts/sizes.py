@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamado.devices.split.placement import ModelSizes
 from llamado.engine.drafts.load import kind_of, named_kind, own_options, reserved
-from llamado.engine.forward.fitting import memory_options, sizes_for
+from llamado.engine.forward.fitting import memory_request, sizes_for
 from llamado.engine.options import EngineOptions
 from llamado.engine.supported import check_supported
 from llamado.gguf.header import Header
@@ -49,7 +49,7 @@ class PlannedDraft:
             return None
         options = self._options
         n_ctx = n_ctx_slot * (1 if options.unified else options.n_slots)
-        return sizes_for(self._header, self._model, memory_options(replace(options, n_ctx=n_ctx)), n_ctx)
+        return sizes_for(self._header, self._model, memory_request(replace(options, n_ctx=n_ctx)), n_ctx)
 
 
 def planned_draft(target: Header, options: EngineOptions) -> PlannedDraft | None:

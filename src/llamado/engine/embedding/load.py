@@ -11,8 +11,8 @@ from llamado.devices.split.measure import figures_of
 from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Scales
-from llamado.engine.forward.fitting import Fit, MemoryOptions, before_reading, fit, memory_options
-from llamado.engine.forward.lora_scales import DefaultScales
+from llamado.engine.forward.fitting import Fit, MemoryRequest, before_reading, fit, memory_request
+from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions, Report
 from llamado.engine.request import Counters, EngineSnapshot, Event, Request, SlotSnapshot
 from llamado.gguf.reader import GGUFFile
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Texts(MemoryOptions):
+class _Texts(MemoryRequest):
     """Memory options for embedding texts, of which nothing is kept."""
 
     @property
     def whole(self) -> bool:
-        """See MemoryOptions."""
+        """True: layers with a window keep whole texts."""
         return True
 
     def shape(self, n_ctx: int) -> tuple[int, int]:
@@ -107,27 +107,20 @@ def load_embedder(
         figures = replace(figures, free=max(figures.free - taken, 0))
         wanted = _Texts(*beside.wanted._replace(n_ctx=beside.n_ctx_slot, n_slots=1, unified=True))
     else:
-        wanted = _Texts(*memory_options(options)._replace(beyond_training=False))
+        wanted = _Texts(*memory_request(options)._replace(beyond_training=False))
     # a text is read in one batch: smaller batches would reject longer texts
     wanted = wanted._replace(max_batch=options.max_batch, fit=replace(options.fit, batch=False))
     found = fit(file, model, wanted, [figures], None)
     for note in found.notes:
         log.warning("%s", note)
-    forward = ModelRunner(
-        file,
-        model,
-        [here],
-        n_cells=found.n_cells,
-        n_ctx=found.n_ctx_slot,
-        max_batch=found.wanted.max_batch,
-        whole=True,
+    runner_options = replace(
+        found.runner_options,
+        n_sequences=1,
+        n_drafted=0,
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
-        type_k=found.wanted.type_k,
-        type_v=found.wanted.type_v,
-        turned=options.turned,
         mlock=options.mlock,
-        progress=progress,
     )
+    forward = ModelRunner(file, model, [here], runner_options, progress=progress)
     try:
         forward.warm_up([8, forward.max_batch], progress, scales())
         embedder = Embedder(

@@ -101,6 +101,43 @@ class CellKind(NamedTuple):
     """Scales of the adapters they were computed with."""
 
 
+class Recovery(Protocol):
+    """Detects the loss of devices and replaces them."""
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Set a `callback`, called from any thread, for the loss of a device."""
+        ...
+
+    def lost(self) -> DeviceLost | None:
+        """Return the loss of a device, if one is lost."""
+        ...
+
+    def restore(self, elsewhere: bool) -> None:
+        """Attempt once to continue: reconnect the lost device, or with `elsewhere` move its layers to the others.
+
+        Raises DeviceLost while it is still gone and DeviceError if the others have no room.
+        """
+        ...
+
+    def away(self) -> Sequence[Away]:
+        """Return the devices whose layers moved to others."""
+        ...
+
+    def call_back(self) -> None:
+        """Attempt once to reach those devices and send them weights, while batches go on, on a thread of its own.
+
+        On return `move_back` can be called. Raises DeviceLost while all of them are unreachable.
+        """
+        ...
+
+    def move_back(self) -> None:
+        """Move layers back to the reconnected devices; all cells are void then, as after `restore`.
+
+        Raises DeviceLost if one of them is gone again: then everything is unchanged, or `lost` returns a further loss.
+        """
+        ...
+
+
 class Forward(Protocol):
     """A model, its weights and its memory of sequences.
 
@@ -153,7 +190,7 @@ class Forward(Protocol):
         change once this returns, except `features`: `[len(tokens), features_width]`, which has the tokens' hidden
         states when the future is done. `given`, `stage`: a draft head's input for each token, and the number of the
         stage that predicts; its `features` are those of the outputs. The future fails with DeviceLost when a device is
-        gone: all sequences are void then, and nothing can be started until `restore` has succeeded.
+        gone: all sequences are void then, and nothing can be started until `recovery.restore` has succeeded.
         """
         ...
 
@@ -175,35 +212,7 @@ class Forward(Protocol):
         """
         ...
 
-    def watch(self, callback: Callable[[], None]) -> None:
-        """Set a `callback`, called from any thread, for the loss of a device."""
-        ...
-
-    def lost(self) -> DeviceLost | None:
-        """Return the loss of a device, if one is lost."""
-        ...
-
-    def restore(self, elsewhere: bool) -> None:
-        """Attempt once to continue: reconnect the lost device, or with `elsewhere` move its layers to the others.
-
-        Raises DeviceLost while it is still gone and DeviceError if the others have no room.
-        """
-        ...
-
-    def away(self) -> Sequence[Away]:
-        """Return the devices whose layers moved to others."""
-        ...
-
-    def call_back(self) -> None:
-        """Attempt once to reach those devices and send them weights, while batches go on, on a thread of its own.
-
-        On return `move_back` can be called. Raises DeviceLost while all of them are unreachable.
-        """
-        ...
-
-    def move_back(self) -> None:
-        """Move layers back to the reconnected devices; all cells are void then, as after `restore`.
-
-        Raises DeviceLost if one of them is gone again: then everything is unchanged, or `lost` returns a further loss.
-        """
+    @property
+    def recovery(self) -> Recovery:
+        """Recovery from the loss of devices."""
         ...

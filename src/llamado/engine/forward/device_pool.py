@@ -19,7 +19,7 @@ from llamado.devices.split.placement import (
     SplitOptions,
 )
 from llamado.devices.split.rules import place
-from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
+from llamado.engine.forward.fitting import MemoryRequest, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
 from llamado.engine.options import Report
 from llamado.gguf.reader import GGUFFile
@@ -53,7 +53,7 @@ class DevicePool:
         here: Device,
         file: GGUFFile,
         model: Model,
-        wanted: MemoryOptions,
+        wanted: MemoryRequest,
         progress: Report | None = None,
     ) -> None:
         # an unresponsive worker must not use up the failover time
@@ -87,7 +87,7 @@ class DevicePool:
         self.by_hand: Placement | None = None
         """The layout that a client requested, in place of the options."""
         self._tried: set[str] = set()  # names of devices that `measure` has tried
-        self._split, self._trial = split, usual_weights(file, model)
+        self.split, self._trial = split, usual_weights(file, model)
         given, n = split.tensor_split, len(self.devices) - 1
         self._shares = [] if given is None else [*given[:n], *(0.0 for _ in range(n - len(given)))]
         self._home_share = None if not given or len(given) <= n else given[n]
@@ -126,7 +126,7 @@ class DevicePool:
     @property
     def _options(self) -> SplitOptions:
         """The user's options, with the shares of workers that joined."""
-        split = self._split
+        split = self.split
         if not split.tensor_split:
             return split
         home = () if self._home_share is None else (self._home_share,)
@@ -158,7 +158,7 @@ class DevicePool:
         """
         found = self._workers.open(endpoint)
         try:
-            if self._split.tensor_split is None:
+            if self.split.tensor_split is None:
                 type, width = self._trial
                 return [ReachedDevice(device, measure(device, type=type, width=width)) for device in found]
             told = [*speeds, *(None for _ in found)]
@@ -182,7 +182,7 @@ class DevicePool:
                 self._shares[number - 1 : number] = [share] if self._shares else []
             else:
                 self.figures.append(known)
-                if self._split.tensor_split:
+                if self.split.tensor_split:
                     self._shares.append(share)
             added[number] = device
         return added

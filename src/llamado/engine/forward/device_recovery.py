@@ -11,6 +11,7 @@ from llamado.devices.device import Device, DeviceLost
 from llamado.devices.split.placement import describe_parts
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
 from llamado.engine.forward.events import Events
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.engine.request import Away
 from llamado.models.batch import BatchShape
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Reconnect = Callable[[Device], Device]
-"""Open a new device in place of a lost one; raises DeviceLost while that is impossible."""
-Replace = Callable[["Placement", Sequence[int]], "Placement"]
-"""Return a placement on the devices of these numbers only; raises DeviceError if they have no room."""
-
 
 class DeviceRecovery:
-    """Watches `devices` and replaces lost ones; its methods are those of Forward.
+    """Watches `devices` and replaces lost ones.
 
     `settle` gives devices what they lack in the present placement of `tensors`; `shapes` are batch shapes that need all
     memory.
@@ -40,10 +36,9 @@ class DeviceRecovery:
         pipeline: Pipeline,
         shapes: Sequence[BatchShape],
         settle: Callable[[], None],
-        reconnect: Reconnect | None,
-        replace: Replace | None,
+        options: RunnerOptions,
     ) -> None:
-        self.reconnect, self.replace = reconnect, replace
+        self.reconnect, self.replace = options.reconnect, options.replace
         self.events = Events()
         self._devices, self._tensors, self._pipeline = devices, tensors, pipeline
         self._shapes, self._settle = shapes, settle
@@ -63,11 +58,11 @@ class DeviceRecovery:
     # -- losses ------------------------------------------------------------------------------------------------------
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Set the callback for losses; see Forward."""
+        """Set a callback, called from any thread, for the loss of a device."""
         self._watcher = callback
 
     def lost(self) -> DeviceLost | None:
-        """Return the present loss; see Forward."""
+        """Return the loss of a device, if one is lost."""
         return self._lost
 
     def _guard(self, device: Device) -> None:
@@ -85,7 +80,10 @@ class DeviceRecovery:
             self._watcher()
 
     def restore(self, elsewhere: bool) -> None:
-        """Reconnect lost devices or move their layers; see Forward."""
+        """Attempt once to reconnect lost devices, or with `elsewhere` to move their layers to the others.
+
+        Raises DeviceLost while one is still gone, and DeviceError if the others have no room.
+        """
         tensors = self._tensors
         self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._lost
@@ -140,11 +138,14 @@ class DeviceRecovery:
     # -- returns -----------------------------------------------------------------------------------------------------
 
     def away(self) -> Sequence[Away]:
-        """Return the devices whose layers moved; see Forward."""
+        """Return the devices whose layers moved to others."""
         return tuple(self._away.values())
 
     def call_back(self) -> None:
-        """Reconnect devices and send them weights; see Forward."""
+        """Attempt once to reconnect those devices and send them weights, while batches go on.
+
+        On return `move_back` can be called. Raises DeviceLost while all of them are unreachable.
+        """
         gone: list[DeviceLost] = []
         for number in list(self._away):
             if number in self._back or self._devices[number].lost is None:
@@ -169,7 +170,10 @@ class DeviceRecovery:
             raise _combine_losses(gone)
 
     def move_back(self) -> None:
-        """Move layers back; see Forward."""
+        """Move layers back to the reconnected devices; all cells are void then.
+
+        Raises DeviceLost if one of them is gone again: everything is unchanged then, or `lost` returns a further loss.
+        """
         tensors = self._tensors
         self._pipeline.wait_idle()
         before = tensors.placement, tensors.used

@@ -30,7 +30,7 @@ _SAMPLE = 2048
 
 
 class DeviceRows:
-    """Moves rows of a memory's tensors; see Storage."""
+    """The Storage of a memory on devices: copies, reads and writes rows of its tensors, in order with batches."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeviceRows:
         self._n_rows = memory.rows_of
 
     def kind(self, scales: Scales = ()) -> CellKind:
-        """See Forward.cell_kind."""
+        """Return the meaning of the bytes of sequences that were computed with these adapter scales. Any thread."""
         kind = self._kinds.get(scales)
         if kind is None:
             kind = CellKind(fingerprint(self._file, self._model, self._memory, scales), self._memory, scales)
@@ -56,7 +56,7 @@ class DeviceRows:
         return kind
 
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
-        """See Storage."""
+        """Copy `n` rows of each tensor; they may overlap. Raises DeviceLost and ForwardError."""
         for tensor in tensors:
             self._check(RowSpan(tensor, src, n))
             self._check(RowSpan(tensor, dst, n))
@@ -66,7 +66,7 @@ class DeviceRows:
             device.copy(_rows(cache, src, n), _rows(cache, dst, n))
 
     def read_rows(self, spans: Sequence[RowSpan]) -> Cells:
-        """Read rows; see Storage. Also raises the error of a failed batch in flight."""
+        """Return the bytes of rows. Raises DeviceLost, ForwardError, and the error of a failed batch in flight."""
         for batch in self._finish_batches():
             batch.result()
         # start all reads before waiting for the first: one round trip on a link
@@ -84,7 +84,7 @@ class DeviceRows:
         return data
 
     def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Cells]) -> None:
-        """See Storage."""
+        """Write each piece to the rows of its span. Raises DeviceLost and ForwardError."""
         self._finish_batches()
         for span, data in zip(spans, pieces, strict=True):
             self._check(span)

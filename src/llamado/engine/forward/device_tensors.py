@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llamado.devices.device import Buffer, Bytes, Device, DeviceError, LoadProgress
 from llamado.devices.split.partition import GraphPart, split
-from llamado.engine.observed import ProductObserver
+from llamado.engine.forward.options import RunnerOptions
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
@@ -59,15 +59,14 @@ class DeviceTensors:
         memory: Memory,
         devices: list[Device],
         placement: Placement | None,
-        mlock: bool,
-        observer: ProductObserver | None = None,
+        options: RunnerOptions,
     ) -> None:
         self.placement = placement
         self.used: list[int] = []
         self._file, self._model, self._memory = file, model, memory
         self._devices = devices
-        self._mlock = mlock
-        self._observer = observer
+        self._mlock = options.mlock
+        self._observer = options.observer
         self._weights = set(model.weights.values())
         self._roles = dict(model.roles)
         self._added: dict[str, Adapter | ControlVector] = {}  # tensor name → adapter or control vector it is from

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 EventKind = Literal["joined", "drained", "lost", "back", "moved"]
 
@@ -12,7 +13,8 @@ _HOUR = 3600.0
 _MOST_EVENTS = 1000
 
 
-class ClusterEvent(NamedTuple):
+@dataclass(frozen=True)
+class ClusterEvent:
     """An event of a device."""
 
     at: float

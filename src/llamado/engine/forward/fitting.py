@@ -21,6 +21,7 @@ from llamado.devices.split.placement import (
 )
 from llamado.devices.split.rules import place
 from llamado.engine.errors import EngineError
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.options import EngineOptions, FitOptions
 from llamado.gguf.header import ModelFile
@@ -35,8 +36,8 @@ _WINDOWS = 3
 """Windows of draft tokens in flight on several devices, behind which states are kept."""
 
 
-class MemoryOptions(NamedTuple):
-    """Options that determine memory. `n_ctx`: tokens in all, 0 for as many as the model was trained with."""
+class MemoryRequest(NamedTuple):
+    """Requested memory, before it is fitted. `n_ctx`: tokens in all, 0 for as many as the model was trained with."""
 
     n_ctx: int
     n_slots: int
@@ -45,10 +46,12 @@ class MemoryOptions(NamedTuple):
     type_k: TensorType
     type_v: TensorType
     beyond_training: bool = False
-    """True if there are cells for more tokens than all slots can have; see EngineOptions."""
+    """True if there are cells for more tokens than all slots can have."""
     fit: FitOptions = FitOptions()
     n_drafted: int = 0
     """States of each sequence behind draft tokens, if layers have states."""
+    rotated: bool = True
+    """True to rotate keys and values before quantization."""
 
     @property
     def whole(self) -> bool:
@@ -72,6 +75,20 @@ class MemoryOptions(NamedTuple):
         """
         return context_size(n_ctx, self.n_slots, self.unified)
 
+    def runner_options(self, n_cells: int, n_ctx: int = 0) -> RunnerOptions:
+        """Return the options of a forward pass with so many cells. `n_ctx`: most tokens of a sequence; 0: all."""
+        return RunnerOptions(
+            n_cells=n_cells,
+            n_ctx=n_ctx,
+            n_sequences=self.n_slots,
+            max_batch=self.max_batch,
+            whole=self.whole,
+            type_k=self.type_k,
+            type_v=self.type_v,
+            rotated=self.rotated,
+            n_drafted=self.n_drafted,
+        )
+
 
 class Fit(NamedTuple):
     """The result of fitting, with remarks."""
@@ -82,8 +99,13 @@ class Fit(NamedTuple):
     sizes: ModelSizes
     placement: Placement
     notes: tuple[str, ...]
-    wanted: MemoryOptions
+    wanted: MemoryRequest
     """The options, with the fitted batch size and cache types."""
+
+    @property
+    def runner_options(self) -> RunnerOptions:
+        """Options of the forward pass."""
+        return self.wanted.runner_options(self.n_cells, self.n_ctx_slot)
 
     def __str__(self) -> str:
         """Describe the result and its memory."""
@@ -104,9 +126,9 @@ def cache_type(name: str) -> TensorType:
         raise EngineError(f"a KV cache of type {name!r} is not supported; supported are {known}") from None
 
 
-def memory_options(options: EngineOptions) -> MemoryOptions:
-    """Return the options that determine memory. Raises EngineError."""
-    return MemoryOptions(
+def memory_request(options: EngineOptions) -> MemoryRequest:
+    """Return the memory that options request. Raises EngineError."""
+    return MemoryRequest(
         options.n_ctx,
         options.n_slots,
         options.unified,
@@ -116,6 +138,7 @@ def memory_options(options: EngineOptions) -> MemoryOptions:
         options.beyond_training,
         options.fit,
         0 if not options.draft_kinds else 1 if options.split is None else _WINDOWS,
+        options.rotated,
     )
 
 
@@ -130,23 +153,13 @@ def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
     return n_ctx // n_slots, n_slots * align(n_ctx // n_slots)
 
 
-def sizes_for(file: ModelFile, model: Model, wanted: MemoryOptions, n_ctx: int) -> ModelSizes:
+def sizes_for(file: ModelFile, model: Model, wanted: MemoryRequest, n_ctx: int) -> ModelSizes:
     """Return the memory of a model with a context of `n_ctx` tokens in all."""
-    return model_sizes(
-        file,
-        model,
-        n_cells=wanted.shape(n_ctx)[1],
-        n_sequences=wanted.n_slots,
-        max_batch=wanted.max_batch,
-        whole=wanted.whole,
-        type_k=wanted.type_k,
-        type_v=wanted.type_v,
-        n_drafted=wanted.n_drafted,
-    )
+    return model_sizes(file, model, wanted.runner_options(wanted.shape(n_ctx)[1]))
 
 
 def fit(
-    file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: ModelFile, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Fit:
     """Return the context, batches, cache and placement of a model on devices of these figures.
 
@@ -199,7 +212,7 @@ def fit(
 class _Reduction(NamedTuple):
     """One attempt: the reduced options, the device figures, and a remark for its result."""
 
-    wanted: MemoryOptions
+    wanted: MemoryRequest
     figures: Sequence[DeviceFigures]
     remark: str = ""
     changed: bool = False
@@ -209,7 +222,7 @@ class _Reduction(NamedTuple):
 
 
 def _reductions(
-    file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: ModelFile, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Iterator[_Reduction]:
     """Yield the attempts in order, from the requested options to the worst."""
     allowed = wanted.fit

@@ -13,8 +13,11 @@ from dataclasses import replace
 from llamado.devices.device import Device
 from llamado.engine.forward.contract import Scales
 from llamado.engine.forward.device_tensors import CutGraph, DeviceTensors, Progress
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.options import COMPILING
+from llamado.models.base import Model
 from llamado.models.batch import BatchShape, Output
+from llamado.models.memory import Memory
 
 PAD = 256
 """Sizes of caches and of masks are multiples of it."""
@@ -30,33 +33,20 @@ _SIZES: tuple[int, ...] = (*range(1, 9), *(n << shift for shift in range(2, 20) 
 
 
 class Graphs:
-    """Finds the graph for a batch of up to `max_batch` tokens and a cache of `n_cells`, and prepares graphs ahead of
-    time.
-
-    `n_states`: sequences whose states layers keep, 0 if none do. `largest`: shapes that need all memory. `features`:
-    see BatchShape; `takes`: see Model.
-    """
+    """Finds the graph for a batch, and prepares graphs ahead of time. `largest`: shapes that need all memory."""
 
     def __init__(
-        self,
-        tensors: DeviceTensors,
-        devices: Sequence[Device],
-        max_batch: int,
-        n_cells: int,
-        output: Output,
-        n_adapters: int,
-        n_states: int,
-        features: tuple[int, ...] = (),
-        takes: tuple[int, ...] = (0,),
+        self, tensors: DeviceTensors, devices: Sequence[Device], model: Model, memory: Memory, options: RunnerOptions
     ) -> None:
         self._tensors, self._devices = tensors, devices
-        self._max_batch, self._n_cells, self._output = max_batch, n_cells, output
-        self._features, self._takes = features, takes
+        self._max_batch, self._n_cells, self._output = options.max_batch, memory.n_cells, options.output
+        self._features, self._takes = options.features, model.hidden_widths
         self._graphs: OrderedDict[BatchShape, CutGraph] = OrderedDict()
         self._ahead: list[BatchShape] = []
-        self._n_states = min(n_states, max_batch)
-        largest = BatchShape(max_batch, max_batch, n_cells, output, n_seqs=int(n_states > 0), features=features)
-        self.largest = [replace(largest, hidden_width=width) for width in takes]
+        self._n_states = min(options.n_sequences, options.max_batch) if memory.has_states else 0
+        n, n_cells, n_adapters = self._max_batch, self._n_cells, len(model.adapters)
+        largest = BatchShape(n, n, n_cells, self._output, n_seqs=int(memory.has_states), features=self._features)
+        self.largest = [replace(largest, hidden_width=width) for width in self._takes]
         if self._n_states > 1:
             many = self.shape(self._n_states, self._n_states, n_cells, n_seqs=self._n_states)
             self.largest.append(replace(many, n_kv=n_cells))

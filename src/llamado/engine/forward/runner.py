@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.mapped import watch
 from llamado.devices.device import Device, DeviceLost, OperationTime
-from llamado.engine.forward.contract import ForwardError, Scales
-from llamado.engine.forward.device_recovery import DeviceRecovery, Reconnect, Replace
+from llamado.engine.forward.contract import CellKind, ForwardError, Scales
+from llamado.engine.forward.device_recovery import DeviceRecovery
 from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
 from llamado.engine.forward.graphs import Graphs
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import JoinedRows, Pipeline
-from llamado.engine.observed import ProductObserver
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.types import TensorType
 from llamado.models.base import Model
-from llamado.models.batch import Batch, BatchShape, Output
+from llamado.models.batch import Batch, BatchShape
 from llamado.models.memory import BatchPlacement, Span, windows_before
 
 if TYPE_CHECKING:
@@ -58,13 +57,9 @@ class Profile(NamedTuple):
 
 
 class ModelRunner:
-    """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences,
-    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`, `turned` and `n_drafted`:
-    see Memory. `output` is the result of batches: logits, or the numbers of an embedding. `placement`: layers by device
-    (None: all on the first device, which must be this machine's). `mlock` locks the weights on this machine in RAM,
-    with a warning if the OS refuses. `observer` adds outputs to graphs, if everything is on one device (`read`).
-    `reconnect` and `replace` are used by `restore`; `wait`: seconds to wait for devices that are lost while the model
-    is loaded. `features`: see BatchShape.
+    """Runs `model` (read from `file`) on `devices`, with a memory of sequences.
+
+    `placement`: layers by device; None: all on the first device, which must be this machine's.
     """
 
     def __init__(
@@ -72,74 +67,34 @@ class ModelRunner:
         file: GGUFFile,
         model: Model,
         devices: Sequence[Device],
+        options: RunnerOptions,
         placement: Placement | None = None,
-        *,
-        n_cells: int,
-        n_ctx: int = 0,
-        n_sequences: int = 1,
-        max_batch: int = 512,
-        whole: bool = False,
-        output: Output = Output.LOGITS,
-        type_k: TensorType = TensorType.F16,
-        type_v: TensorType = TensorType.F16,
-        turned: bool = True,
-        n_drafted: int = 0,
-        mlock: bool = False,
         progress: Progress | None = None,
-        reconnect: Reconnect | None = None,
-        replace: Replace | None = None,
-        wait: float = 0.0,
-        observer: ProductObserver | None = None,
-        features: tuple[int, ...] = (),
     ) -> None:
         self.file, self.model = file, model
         self.devices = list(devices)
         self.n_vocab = model.hparams.n_vocab
-        self.width = model.width(output)
-        self.features_width = model.features_width(features)
-        self.max_batch = max_batch
-        memory = self.memory = model.memory(
-            n_cells,
-            type_k,
-            type_v,
-            n_sequences=n_sequences,
-            max_batch=max_batch,
-            whole=whole,
-            n_ctx=n_ctx,
-            rotated=turned,
-            n_drafted=n_drafted,
-        )
-        self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
-        n_states = n_sequences if memory.has_states else 0
-        self._graphs = Graphs(
-            self._tensors,
-            self.devices,
-            max_batch,
-            memory.n_cells,
-            output,
-            len(model.adapters),
-            n_states,
-            features,
-            model.hidden_widths,
-        )
-        self._pipeline = Pipeline(self.devices, output.value, self.width)
+        self.width = model.width(options.output)
+        self.features_width = model.features_width(options.features)
+        self.max_batch = options.max_batch
+        memory = self.memory = model.memory(options)
+        self._tensors = DeviceTensors(file, model, memory, self.devices, placement, options)
+        self._graphs = Graphs(self._tensors, self.devices, model, memory, options)
+        self._pipeline = Pipeline(self.devices, options.output.value, self.width)
         self._watches = [
             watch(path, opened.shard_data(i), _REPLACED)
             for opened in (file, *(adapter.file for adapter in model.adapters))
             for i, path in enumerate(opened.shard_paths)
         ]
 
-        recovery = self.recovery = DeviceRecovery(
-            self.devices, self._tensors, self._pipeline, self._graphs.largest, self._settle, reconnect, replace
+        self.recovery = DeviceRecovery(
+            self.devices, self._tensors, self._pipeline, self._graphs.largest, self._settle, options
         )
-        self.watch, self.lost, self.restore = recovery.watch, recovery.lost, recovery.restore
-        self.away, self.call_back, self.move_back = recovery.away, recovery.call_back, recovery.move_back
         self.times = self._pipeline.times
 
-        self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, recovery)
-        self.cell_kind = self.rows.kind
+        self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, self.recovery)
         memory.attach(self.rows)
-        self._wait = wait
+        self._wait = options.wait
         try:
             self._with_all(lambda: self._settle(progress), progress)
         except BaseException:
@@ -153,7 +108,7 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str | None:
-        """See Forward."""
+        """Fingerprint of the devices that layers are on; None if one of them does not report it."""
         placement = self.placement
         if placement is None:
             return self.devices[0].numerics
@@ -171,6 +126,10 @@ class ModelRunner:
         """Pairs of devices of which the first passes its results straight to the second."""
         return self._pipeline.ring.pairs
 
+    def cell_kind(self, scales: Scales = ()) -> CellKind:
+        """Return the meaning of the bytes of sequences that were computed with these adapter scales."""
+        return self.rows.kind(scales)
+
     def exactly(self, n: int) -> int:
         """Return the most of `n` tokens that a batch can have without padding."""
         return self._graphs.fit(n)
@@ -182,17 +141,17 @@ class ModelRunner:
 
     @property
     def depth(self) -> int:
-        """See Forward."""
+        """Best number of batches in flight."""
         return self._pipeline.depth.value
 
     @property
     def launches(self) -> bool:
-        """See Forward. With states a batch may have parts, and one waits for the other."""
+        """True if `start` returns while a batch is computed. Parts of a batch with states wait for one another."""
         return len(self.devices) == 1 and self.placement is None and not self.memory.has_states
 
     @property
     def chunk(self) -> int:
-        """See Forward."""
+        """Best number of prompt tokens in one batch."""
         return self.max_batch if self._pipeline.depth.least == 1 else min(_CHUNK, self.max_batch)
 
     def start(
@@ -206,8 +165,8 @@ class ModelRunner:
         given: NDArray[np.float32] | None = None,
         stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
-        """See Forward."""
-        lost = self.lost()
+        """Start a batch (see Forward.start). Raises ForwardError and DeviceLost."""
+        lost = self.recovery.lost()
         if lost is not None:
             raise lost
         try:
@@ -247,9 +206,9 @@ class ModelRunner:
     def submit(
         self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None, stage: int = 0
     ) -> Future[NDArray[np.float32]]:
-        """Evaluate a batch; see Forward.start."""
+        """Start a batch whose memory rows are placed. Raises ForwardError and DeviceLost."""
         used = self._check(batch)
-        lost = self.lost()
+        lost = self.recovery.lost()
         if lost is not None:
             raise lost
         embeddings = batch.tokens is None
@@ -314,7 +273,7 @@ class ModelRunner:
         while True:
             try:
                 work()
-                if (gone := self.lost()) is None:
+                if (gone := self.recovery.lost()) is None:
                     return
                 raise gone
             except DeviceLost as error:
@@ -329,7 +288,7 @@ class ModelRunner:
                 if progress is not None:
                     progress(f"waiting since {since}: {lost}", 0, 0)
                 try:
-                    self.restore(False)
+                    self.recovery.restore(False)
                     back = True
                 except DeviceLost as error:
                     lost = error

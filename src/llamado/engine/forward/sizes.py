@@ -7,24 +7,14 @@ from llamado.ggml.role import ModelPart, Role
 from llamado.gguf.header import ModelFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
+from llamado.models.memory import MemoryOptions
 
 _CONTEXT = 1024
 """Cells that a token attends to in predictions, and the least mask size of attention."""
 
 
-def model_sizes(
-    file: ModelFile,
-    model: Model,
-    *,
-    n_cells: int,
-    n_sequences: int = 1,
-    max_batch: int = 512,
-    whole: bool = False,
-    type_k: TensorType = TensorType.F16,
-    type_v: TensorType = TensorType.F16,
-    n_drafted: int = 0,
-) -> ModelSizes:
-    """Return the sizes of a model with a memory of these sizes and types (see Memory).
+def model_sizes(file: ModelFile, model: Model, options: MemoryOptions) -> ModelSizes:
+    """Return the sizes of a model with a memory of these options.
 
     Working memory is an upper estimate: inputs, and the activations that a layer has at the same time.
     """
@@ -37,10 +27,8 @@ def model_sizes(
             layers_read[role.layer] += size.read
     head = [size.held for role, size in weights.items() if role.part is ModelPart.OUTPUT]
     embedding = [size for role, size in weights.items() if role.part is ModelPart.INPUT]
-    memory = model.memory(
-        n_cells, type_k, type_v, n_sequences=n_sequences, max_batch=max_batch, whole=whole, n_drafted=n_drafted
-    )
-    reach = min(_CONTEXT, n_cells)
+    memory, max_batch = model.memory(options), options.max_batch
+    reach = min(_CONTEXT, options.n_cells)
     hidden = 4 * hp.n_embd
     attention = max(
         (2 * hp.head_dim_k * q + 2 * hp.head_dim_k * k for q, k in zip(hp.n_head, hp.n_head_kv, strict=True))
@@ -57,7 +45,7 @@ def model_sizes(
         hidden=hidden,
         inputs=2 * memory.mask_rows(reach) + 20,
         logits=4 * hp.n_vocab,
-        compute=max_batch * (2 * memory.mask_rows(n_cells) + 20 + 2 * hidden + activations),
+        compute=max_batch * (2 * memory.mask_rows(options.n_cells) + 20 + 2 * hidden + activations),
         head_compute=max_batch * 4 * hp.n_vocab,
         tensors={role: size for role, size in weights.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT)},
     )

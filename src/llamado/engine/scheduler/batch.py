@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.drafts.drafts import MOST, WINDOW, DraftManager, DraftRequest
 from llamado.engine.forward.contract import Forward, Scales
+from llamado.engine.options import SchedulerOptions
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
@@ -66,7 +67,7 @@ class ScheduledBatch(NamedTuple):
 
 
 class Planner:
-    """Chooses from the slots that have tokens to evaluate; see Engine for the meaning of the numbers."""
+    """Chooses from the slots that have tokens to evaluate, and fills batches with them."""
 
     def __init__(
         self,
@@ -74,21 +75,16 @@ class Planner:
         slots: Sequence[Slot],
         sequences: SequenceCache,
         stats: Statistics,
-        *,
-        n_ctx: int,
-        n_batch: int,
-        prefill_chunk: int,
-        cont_batching: bool,
+        options: SchedulerOptions,
         drafts: DraftManager | None,
     ) -> None:
         self._forward = forward
         self._slots = slots
         self._sequence_cache = sequences
         self._stats = stats
-        self._n_ctx = n_ctx
-        self._cont_batching = cont_batching
-        self._max_batch = max(1, min(n_batch, forward.max_batch))
-        self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
+        self._cont_batching = options.cont_batching
+        self._max_batch = max(1, min(options.n_batch, forward.max_batch))
+        self._busy_batch = max(1, min(options.prefill_chunk, self._max_batch))
         self._turn = 0
         self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or of their arrival
         self._n_launched = 0
@@ -333,7 +329,7 @@ class Planner:
             if not task.generated or handle.used + count != slot.length:
                 continue
             length = slot.length + len(task.ahead)
-            most = min(WINDOW if self.overlaps else MOST, room, self._n_ctx - length - 1)
+            most = min(WINDOW if self.overlaps else MOST, room, slot.n_ctx - length - 1)
             if self._sequence_cache.memory.has_states:
                 most = min(most, _TOGETHER - count)
             most = min(most, self._sequence_cache.memory.room(handle, length, in_place=not count))

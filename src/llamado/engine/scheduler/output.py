@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.options import SchedulerOptions
 from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs, TopTokens
 from llamado.engine.sampling import samplers
 from llamado.engine.sampling.candidates import F32, Found, RowFinder, log_softmax_top
@@ -41,16 +42,14 @@ class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
 
 
 class OutputProcessor:
-    """Continues and ends answers; see Engine for `n_ctx` and `context_shift`, and SequenceCache for `shift`."""
+    """Continues and ends answers. `shift` drops part of a slot's sequence (see SequenceCache.shift)."""
 
     def __init__(
         self,
         tokenizer: EngineVocabulary,
         queue: Queue,
         stats: Statistics,
-        *,
-        n_ctx: int,
-        context_shift: bool,
+        options: SchedulerOptions,
         top_rows: RowFinder,
         shift: Callable[[Slot, int, int], None],
     ) -> None:
@@ -58,8 +57,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._queue = queue
         self._stats = stats
-        self._n_ctx = n_ctx
-        self._context_shift = context_shift and n_ctx > 2  # of two tokens there is none to drop
+        self._context_shift = options.context_shift
         self._top_rows = top_rows
 
     def find(self, tasks: Sequence[Task], rows: Sequence[F32]) -> list[Found]:
@@ -125,14 +123,14 @@ class OutputProcessor:
             task.probs_at.append(begin)
 
         stop: StopType = "none"
-        full = slot.length + 1 >= self._n_ctx
+        full = slot.length + 1 >= slot.n_ctx
         if token in self._tokenizer.eog:
             stop = "eos"
         elif answer.stopping_word:
             stop = "word"
         elif answer.outdented or request.n_predict == len(task.generated):
             stop = "limit"
-        elif full and not self._context_shift:
+        elif full and not (self._context_shift and slot.n_ctx > 2):  # of two tokens there is none to drop
             stop, task.truncated = "limit", True
         elif 0 < request.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
             stop = "limit"
@@ -155,7 +153,7 @@ class OutputProcessor:
         """Drop part of a full context, by llama-server's rule for the amount."""
         request = task.request
         n_keep = task.n_prompt if request.n_keep < 0 else request.n_keep
-        n_keep = max(0, min(n_keep + self._tokenizer.add_bos, self._n_ctx - 4))
+        n_keep = max(0, min(n_keep + self._tokenizer.add_bos, slot.n_ctx - 4))
         n_left = slot.length - n_keep
         n_discard = min(request.n_discard or n_left // 2, n_left - 1)
         log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
+from llamado.engine.options import CacheOptions
+from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
 
@@ -38,59 +40,45 @@ _PIECES = 4
 _SAVE_SECONDS = 10.0
 
 
-class SnapshotOptions(NamedTuple):
-    """Checkpoints of models that do not keep all tokens.
-
-    `most`: checkpoints of a sequence in this machine's memory. `every`: most tokens between them; 0: only at the ends
-    of messages and where prompts branch off.
-    """
-
-    most: int = 32
-    every: int = 8192
-
-
 class SequenceCache:
     """Each slot's sequence in the model's memory. Only the engine's thread uses it.
 
-    `cache_ram`: MiB of the prompt cache (-1: no limit, 0: none). `idle_slots`: treatment of idle slots when a request
-    begins (see Engine). `snapshots`: checkpoints (see Engine). `control`: control tokens, ascending. `disk`: the cache
-    on disk for evicted sequences; `notify` is called when a part of one was read. `note_loss` is called for a lost
-    device if nothing has to fail because of it.
+    `control`: control tokens, ascending. `note_loss` is called for a lost device if nothing has to fail because of it.
     """
 
     def __init__(
         self,
         forward: Forward,
-        slots: Sequence[Slot],
+        queue: Queue,
         stats: Statistics,
-        *,
-        n_ctx: int,
-        cache_ram: int,
-        idle_slots: Literal["keep", "clear"] | None,
-        snapshots: SnapshotOptions,
+        options: CacheOptions,
         control: NDArray[np.int32],
-        disk: DiskCache | None,
-        notify: Callable[[], None],
         note_loss: Callable[[DeviceLost], None],
     ) -> None:
         self.memory = forward.memory
         self._forward = forward
         self._numerics = forward.numerics
-        self._slots = slots
+        self._slots = queue.slots
         self._stats = stats
-        self._n_ctx = n_ctx
-        self._idle_slots = idle_slots
-        self._note_loss = note_loss
+        self._idle_slots = options.cache_idle_slots if options.cache_ram else None
+        self._notify, self._note_loss = queue.notify, note_loss
         self._void = False
-        self._every, self._control = snapshots.every, control
-        memory = self.memory
-        piece = piece_cells(memory.token_bytes)
-        self._notify, self._most_snapshots = notify, snapshots.most
+        self._control = control
+        self._every = options.checkpoint_min_step or forward.max_batch
+        self._most_snapshots = options.ctx_checkpoints
         self.store: PromptStore | None = None
-        self._disk: DiskCache | None = None
-        self.use_memory(None if cache_ram < 0 else cache_ram << 20, disk)
-        self._reader = CellReader(memory, piece)
+        self.disk: DiskCache | None = None
+        limit, disk = options.cache_ram, None
+        if limit and options.cache_disk is not None:
+            disk = self.open_disk(Path(options.cache_disk), options.cache_disk_size)
+        self.use_memory(None if limit < 0 else limit << 20, disk)
+        self._reader = CellReader(self.memory, piece_cells(self.memory.token_bytes))
         self._tail_rate = ReadRate()
+
+    def open_disk(self, folder: Path, limit: int) -> DiskCache:
+        """Open a cache of `limit` bytes in a folder. Raises DiskCacheUnusable. Any thread."""
+        forward = self._forward
+        return DiskCache(folder, limit, forward.cell_kind, lambda: forward.numerics)
 
     def use_memory(self, limit: int | None, disk: DiskCache | None) -> None:
         """Use `limit` bytes of memory (None: no limit) for sequences that no slot holds, and `disk` for the rest.
@@ -98,7 +86,7 @@ class SequenceCache:
         Earlier sequences are written to the previous disk cache, if there was one, and dropped from memory.
         """
         self.save()
-        self.store, self._disk = None, disk
+        self.store, self.disk = None, disk
         memory = self.memory
         if limit != 0:
             self.store = PromptStore(
@@ -222,20 +210,20 @@ class SequenceCache:
 
     def save(self) -> None:
         """Write the sequences of slots and prompt cache to disk, and stop writing."""
-        if self._disk is None:
+        if self.disk is None:
             return
         self._check_numerics()
         for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
             self._keep(slot)
-        self._disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
+        self.disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
 
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
-        """Drop `n_discard` tokens behind the first `n_keep`; see Slot.shift."""
+        """Drop `n_discard` tokens behind the first `n_keep`, and the cells behind those."""
         slot.shift(n_keep, n_discard)
         self._go_back(slot, self._reach(slot, n_keep))
 
     def settle(self, slot: Slot) -> None:
-        """Discard wrong or unused draft tokens of the slot's sequence; see Memory.settle."""
+        """Discard rejected and unused draft tokens of the slot's sequence."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
             try:
                 self.memory.rewind_rejected(slot.handle)
@@ -352,7 +340,7 @@ class SequenceCache:
         assert task is not None
         need = slot.length
         ahead = HEADROOM if task.budget < 0 else min(task.budget, HEADROOM)
-        want = min(need + ahead, self._n_ctx)
+        want = min(need + ahead, slot.n_ctx)
         while True:
             if self._fork(slot, need, want):
                 return True
@@ -448,12 +436,12 @@ class SequenceCache:
         # the last token is always evaluated, because its logits are not kept
         wanted = slot.tokens[: slot.length - 1]
         found = self.store.find(wanted, handle.used + MIN_SHARED, slot.scales) if self.store is not None else None
-        if self._disk is not None:
+        if self.disk is not None:
             memory = self.memory
-            chain = self._disk.find(wanted, slot.scales, memory.tail_reach, memory.has_tails)
+            chain = self.disk.find(wanted, slot.scales, memory.tail_reach, memory.has_tails)
             least = max(handle.used, 0 if found is None else found[1]) + LEAST
-            if chain is not None and chain.n >= least and self._disk.pays(chain, handle.used, self._stats.prompt_pace):
-                slot.load = self._disk.load(chain, handle.used, slot.scales, self._notify)
+            if chain is not None and chain.n >= least and self.disk.pays(chain, handle.used, self._stats.prompt_pace):
+                slot.load = self.disk.load(chain, handle.used, slot.scales, self._notify)
                 return
         if found is None:
             return

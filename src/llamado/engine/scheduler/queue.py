@@ -92,7 +92,7 @@ class Queue:
     """
 
     def __init__(self, slots: Sequence[Slot], most: int) -> None:
-        self._slots = slots
+        self.slots = slots
         self._most = most
         self.wake = threading.Condition()
         self._inbox: deque[Task] = deque()
@@ -115,7 +115,7 @@ class Queue:
 
     def check(self) -> None:
         """Raise `QueueFull` if one more request is too many."""
-        n_waiting = len(self.tasks) - len(self._slots)
+        n_waiting = len(self.tasks) - len(self.slots)
         if n_waiting < self._most:
             return
         # rejected clients come back together: half of the queue should be gone by then
@@ -253,7 +253,7 @@ class Queue:
     def drop_cancelled(self) -> bool:
         """Drop cancelled requests. Return True if there were any."""
         changed = False
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.task is not None and slot.task.cancelled:
                 self.release(slot)
                 changed = True
@@ -280,7 +280,7 @@ class Queue:
 
     def fail_all(self, error: LlamadoError) -> None:
         """Fail everything, in slots or not."""
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.task is not None:
                 self.fail(slot, error)
         with self.wake:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from llamado.devices.split.placement import Placement, predict
 from llamado.errors import LlamadoError
@@ -18,7 +18,8 @@ class BadLayout(LlamadoError):
     """A layout has an unknown device, or does not have each layer and the head exactly once."""
 
 
-class LayoutPart(NamedTuple):
+@dataclass(frozen=True)
+class LayoutPart:
     """The part of one device in a layout."""
 
     device: str
@@ -26,10 +27,10 @@ class LayoutPart(NamedTuple):
     head: bool = False
 
 
-class PartPrediction(NamedTuple):
-    """The bytes that a device would hold, and the seconds it would take for a token (None: its speed is unknown)."""
+@dataclass(frozen=True)
+class PartMemory:
+    """Bytes that a device would hold."""
 
-    device: str
     weights: int
     kv: int
     compute: int
@@ -37,15 +38,31 @@ class PartPrediction(NamedTuple):
     """Before the model was loaded; 0 if the device does not report it."""
     missing: int
     """Bytes that it lacks."""
-    computing: float | None
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """Seconds that a device would take for a token; `compute` is None if its speed is unknown."""
+
+    compute: float | None
     link: float
 
 
-class LayoutPrediction(NamedTuple):
-    """The memory and time of a layout; `seconds` per token, None if unknown."""
+@dataclass(frozen=True)
+class PartPrediction:
+    """The memory and time of one device in a layout."""
 
-    parts: tuple[PartPrediction, ...]
+    device: str
+    memory: PartMemory
+    seconds: PartTime
+
+
+@dataclass(frozen=True)
+class LayoutPrediction:
+    """The memory and time of a layout, as `POST /cluster/predict` returns it; `seconds` per token, None if unknown."""
+
     seconds: float | None
+    devices: tuple[PartPrediction, ...]
 
 
 class Layouts:
@@ -87,19 +104,20 @@ class Layouts:
         prediction = predict(self._pool.fit.sizes, figures, placement)
         found = tuple(
             PartPrediction(
-                device=known.name,
-                weights=share.weights,
-                kv=share.kv,
-                compute=share.compute,
-                free=known.free,
-                missing=max(0, int(share.memory - known.room)) if known.total else 0,
-                computing=share.seconds,
-                link=share.link_seconds,
+                known.name,
+                PartMemory(
+                    weights=share.weights,
+                    kv=share.kv,
+                    compute=share.compute,
+                    free=known.free,
+                    missing=max(0, int(share.memory - known.room)) if known.total else 0,
+                ),
+                PartTime(share.seconds, share.link_seconds),
             )
             for number, (known, share) in enumerate(zip(figures, prediction.shares, strict=True))
             if number in self._pool.members
         )
-        # devices that left have no speed, and take no time
-        known = all(part.computing is not None for part in found)
-        seconds = sum((part.computing or 0.0) + part.link for part in found) if known else None
-        return LayoutPrediction(found, seconds)
+        # Devices that left have no speed, and take no time.
+        known = all(part.seconds.compute is not None for part in found)
+        seconds = sum((part.seconds.compute or 0.0) + part.seconds.link for part in found) if known else None
+        return LayoutPrediction(seconds, found)

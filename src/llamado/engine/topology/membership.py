@@ -156,7 +156,7 @@ class Membership:
     def _belongs(self, number: int) -> bool:
         """Return True if a device is alive, or has a part and is expected back."""
         device = self._runner.devices[number]
-        away = {gone.device for gone in self._runner.away()}
+        away = {gone.device for gone in self._runner.recovery.away()}
         placement = self._runner.placement
         return device.lost is None or device.name in away or (placement is not None and number in placement.devices)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from llamado.engine.topology.layout import LayoutPart, LayoutPrediction, Layouts
 from llamado.engine.topology.membership import BetweenSteps, JoinedWorker, Membership
-from llamado.engine.topology.view import ClusterView, Mark, Observer
+from llamado.engine.topology.observer import Mark, Observer
+from llamado.engine.topology.view import ClusterView
 
 if TYPE_CHECKING:
     from llamado.engine.forward.device_pool import DevicePool
@@ -43,9 +44,9 @@ class Topology:
         self._membership.lay_out(self._layouts.placement(parts))
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
-        """Add a worker; see Membership."""
+        """Add a worker (see Membership.join)."""
         return self._membership.join(endpoint, share, speeds)
 
     def drain(self, endpoint: str) -> None:
-        """Remove a worker; see Membership."""
+        """Remove a worker (see Membership.drain)."""
         self._membership.drain(endpoint)

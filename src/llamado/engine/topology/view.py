@@ -1,183 +1,112 @@
-"""Observation of the devices a model is divided among: their parts, and the time they take."""
+"""Records of a model that is split over devices, as `GET /cluster` returns them.
+
+Bytes, seconds, and bytes per second; None: unknown. The web page's TypeScript types are generated from these fields.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
-from llamado.devices.split.placement import DeviceFigures, describe_parts, predict
 from llamado.engine.forward.events import ClusterEvent
 
-if TYPE_CHECKING:
-    from llamado.engine.forward.device_pool import DevicePool
-    from llamado.engine.forward.runner import ModelRunner
-
-State = Literal["ready", "idle", "lost", "away"]
+DeviceState = Literal["ready", "idle", "lost", "away"]
 """ready: has layers; idle: has none; lost: gone and waited for; away: gone, its layers moved to other devices."""
 
 
-class DeviceView(NamedTuple):
-    """One device and its part of the model. Bytes, seconds, bytes per second; None: unknown."""
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a device, in use by its part of the model and before the model was loaded."""
 
-    name: str
-    endpoint: str
-    """Its address; "" in this process."""
-    state: State
-    why: str
-    """The reason why it has no layers, or is gone; otherwise ""."""
-    layers: tuple[int, ...]
-    head: bool
-    holds: str
-    """A description of its part."""
     weights: int
+    own_disk: int
+    """Bytes of the weights that it loaded from its own machine's disk, so that they were not sent."""
     kv: int
     compute: int
-    memory_free: int
-    """Before the model was loaded."""
-    memory_total: int
+    free: int
+    """Before the model was loaded; 0 if the device does not report it."""
+    total: int
+
+
+@dataclass(frozen=True)
+class ReadSpeed:
+    """Bytes of weights that a device reads per second, for one token and for 512 tokens at once."""
+
     decode: float | None
-    """Bytes of weights it reads per second for one token; `prefill`: for 512 tokens at once."""
     prefill: float | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network between the server and a device."""
+
     round_trip: float | None
     """Seconds of a small graph, when it was measured."""
     bandwidth: float | None
     pulse: float | None
-    """Seconds of its latest heartbeat."""
-    computing: float
-    """Seconds of a token, averaged over the last minute: in operations, on the link, waiting behind other batches."""
+    """Seconds of the device's latest heartbeat."""
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """Seconds of a token, averaged over the last minute: in operations, on links, waiting behind other batches."""
+
+    compute: float
     link: float
     waiting: float
-    passes_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelTokenTime(TokenTime):
+    """The time of a token over all devices; `total` is measured, not the sum of the others."""
+
+    total: float
+
+
+@dataclass(frozen=True)
+class PredictedToken:
+    """The predicted cost of a token on a device."""
+
+    seconds: float | None
+    """Computing and on the link; None if the device's speed is unknown."""
+    bytes: int
+    """Bytes over the link, in both directions."""
+    runs: int
+    """Times that the device runs for a token."""
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """One device and its part of the model."""
+
+    device: str
+    """Its name."""
+    endpoint: str | None
+    """Its address; None in this process."""
+    state: DeviceState
+    why: str | None
+    """The reason why it has no layers, or is gone."""
+    layers: tuple[int, ...]
+    head: bool
+    holds: str | None
+    """A description of its part."""
+    memory: DeviceMemory
+    speed: ReadSpeed
+    passes_to: tuple[str, ...]
     """The devices that receive its results directly."""
-    own_weights: int = 0
-    """Bytes of its weights that it loaded from its own machine's disk, so that they were not sent."""
-    predicted: float | None = None
-    """Predicted seconds of a token, computing and on the link; None if its speed is unknown."""
-    link_bytes: int = 0
-    """Bytes of a token in both directions."""
-    runs: int = 0
-    """Times that it runs for a token."""
+    link: Link
+    token_seconds: TokenTime
+    predicted: PredictedToken
 
 
-class ClusterView(NamedTuple):
-    """All devices, and a token's time over the last minute, in seconds."""
+@dataclass(frozen=True)
+class ClusterView:
+    """All devices, the time of a token over the last minute, and the events of the last hour."""
 
     devices: tuple[DeviceView, ...]
     tokens_per_second: float
     """Rows of logits: tokens of answers, and draft tokens."""
-    seconds: float
-    computing: float
-    link: float
-    waiting: float
-    events: tuple[ClusterEvent, ...]
-    predicted: float | None = None
+    token_seconds: ModelTokenTime
+    predicted_seconds: float | None
     """Predicted seconds of a token; None if a speed is unknown."""
-
-
-Mark = tuple[object, ...]
-
-
-class Observer:
-    """Reads the state of a divided model from any thread, without waiting."""
-
-    def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
-        self._pool, self._runner = pool, runner
-        self.events = runner.recovery.events
-
-    def mark(self) -> Mark:
-        """Return a value that changes whenever a device joins or leaves, or layers move."""
-        runner = self._runner
-        gone = tuple(device.lost is None for device in runner.devices)
-        return runner.placement, gone, self.events.count, len(self._pool.figures), len(self._pool.left)
-
-    def view(self) -> ClusterView:
-        """Return the present state."""
-        runner, figures = self._runner, self._pool.figures
-        placement = runner.placement
-        assert placement is not None
-        times = runner.times
-        batches, parts = times.batches(), times.parts()
-        n_rows = sum(batch.n_rows for batch in batches)
-        computing = [0.0] * len(figures)
-        link, waiting = [0.0] * len(figures), [0.0] * len(figures)
-        for part in parts:
-            if part.device >= len(figures):
-                continue
-            known = figures[part.device]
-            # If a device reports its computing time, the rest that the link does not explain was spent behind other
-            # batches.
-            others = part.seconds if part.computed is None else max(0.0, part.seconds - part.computed)
-            on_link = min(others, self._link(part.device, known, part.n_bytes, part.trips))
-            link[part.device] += on_link
-            if part.computed is None:
-                computing[part.device] += part.seconds - on_link
-                waiting[part.device] += part.waited
-            else:
-                computing[part.device] += part.seconds - others
-                waiting[part.device] += part.waited + others - on_link
-        rows = max(1, n_rows)
-        prediction = predict(self._pool.fit.sizes, figures, placement)
-        shares = prediction.shares
-        words, away = describe_parts(placement), {gone.device: gone for gone in runner.away()}
-        idle = self._pool.idle(placement)
-        linked = runner.links
-        names = {number: known.name for number, known in enumerate(figures)}
-        views = []
-        for number, known in enumerate(figures):
-            device = runner.devices[number] if number < len(runner.devices) else None
-            if number in self._pool.left or device is None or device.name != known.name:  # gone, or about to join
-                continue
-            share = shares[number]
-            state: State = "ready" if number in words or share.weights else "idle"
-            why = idle.get(number, "") if state == "idle" else ""
-            if known.name in away:
-                state, why = "away", away[known.name].why
-            elif (lost := device.lost) is not None:
-                state, why = "lost", lost.why
-            views.append(
-                DeviceView(
-                    name=known.name,
-                    endpoint="" if device.endpoint is None else str(device.endpoint),
-                    state=state,
-                    why=why,
-                    layers=share.layers,
-                    head=share.head,
-                    holds=words.get(number, ""),
-                    weights=share.weights,
-                    kv=share.kv,
-                    compute=share.compute,
-                    memory_free=known.free,
-                    memory_total=known.total,
-                    decode=known.decode,
-                    prefill=known.prefill,
-                    round_trip=known.round_trip or None,
-                    bandwidth=known.bandwidth,
-                    pulse=device.pulse,
-                    computing=computing[number] / rows,
-                    link=link[number] / rows,
-                    waiting=waiting[number] / rows,
-                    own_weights=min(device.own_weights, share.weights),  # without layers that moved to other devices
-                    predicted=None if share.seconds is None else share.seconds + share.link_seconds,
-                    link_bytes=share.link_bytes,
-                    runs=share.runs,
-                    passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
-                )
-            )
-        span = batches[-1].ended - batches[0].ended + batches[0].seconds if batches else 0.0
-        return ClusterView(
-            devices=tuple(views),
-            tokens_per_second=n_rows / span if span > 0 else 0.0,
-            seconds=span / rows if n_rows else 0.0,
-            computing=sum(computing) / rows,
-            link=sum(link) / rows,
-            waiting=sum(waiting) / rows,
-            events=self.events.recent(),
-            predicted=prediction.seconds,
-        )
-
-    def _link(self, number: int, figures: DeviceFigures, n_bytes: int, trips: float) -> float:
-        """Return the seconds of messages with that many bytes to a device and back, `trips` times."""
-        if figures.local or number >= len(self._runner.devices):
-            return 0.0
-        pulse = self._runner.devices[number].pulse
-        trip = figures.round_trip if pulse is None else pulse
-        return trips * trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)
+    events: tuple[ClusterEvent, ...]

@@ -1,1 +1,1 @@
-"""Counts of requests, for routers and gateways as for servers, and their form for Prometheus."""
+"""Request counting and its Prometheus families, shared by server, router and gateway."""

@@ -1,4 +1,4 @@
-"""HTTP traffic as Prometheus families, under the same names in server, router and gateway but for the prefix."""
+"""HTTP traffic as Prometheus metric families; names differ between server, router and gateway by a prefix only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamado.http.metrics import Traffic
 
 
 def traffic_families(traffic: Traffic, prefix: str) -> Iterator[Metric]:
-    """Requests by endpoint and status, their durations, and the answers to health probes, which are counted apart."""
+    """Yield requests by endpoint and status, their durations, and health probes as a separate family."""
     requests = CounterMetricFamily(
         f"{prefix}http_requests",
         "HTTP requests without health probes, by endpoint and status; 499: the client went away",
@@ -37,7 +37,7 @@ def traffic_families(traffic: Traffic, prefix: str) -> Iterator[Metric]:
 
 
 def buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Return cumulative buckets, as Prometheus counts them, and the sum."""
+    """Return Prometheus' cumulative buckets and the sum."""
     bounds = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
     sums: Iterable[int] = accumulate(histogram.counts)
     return list(zip(bounds, map(float, sums), strict=True)), histogram.sum

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from llamado.ggml.graph import concat
@@ -21,16 +20,17 @@ from llamado.models.architectures.qwen.qwen3next import Qwen3NextModel
 from llamado.models.architectures.qwen.qwen35 import Qwen35Model
 from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
 from llamado.models.batch import FEATURES, BatchShape, Output
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import POST_ATTENTION_NORM_BEFORE_FFN, Decoder
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.heads.head import Head
-from llamado.models.hparams import HyperParameters
+from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import FILE_ROPE, Keys, RopeOptions
 from llamado.models.memory import LayerMemory, Memory
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.norms import LayerNorm, Norm, RmsNorm
+from llamado.models.parts.attention import Mixer
+from llamado.models.parts.feedforward import FeedForward
+from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
 _MOST_HEADS = 8
@@ -135,8 +135,8 @@ class Deepseek2Head(NextTokenHead, Deepseek2Model):
 class Deepseek32Head(NextTokenHead, Deepseek32Model):
     """MTP head of DeepSeek V3.2, with full attention; its indexer is unused."""
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        return Deepseek2Model._take_layer(self, w, layer)
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        return Deepseek2Model._take_mixer(self, w, layer)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row."""
@@ -153,8 +153,8 @@ class GlmDsaHead(Deepseek32Head, GlmDsaModel):
 class Cohere2MoeHead(NextTokenHead, Cohere2MoeModel):
     """MTP head of Cohere's mixtures of experts, with rotated queries and keys."""
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        return replace(super()._take_attention(w, layer), rope=self.hparams.rope)
+    def _layer_rope(self, layer: int) -> Rope:
+        return self.hparams.rope
 
 
 class MiMo2Head(NextTokenHead, MiMo2Model):
@@ -206,21 +206,17 @@ class BailingMoe3Head(NextTokenHead, BailingMoe3Model):
 class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
     """MTP head of Nemotron 3: attention and feed-forward network, followed by a layer norm."""
 
+    rotates = False
+    norms = POST_ATTENTION_NORM_BEFORE_FFN
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return NemotronHMoeModel._read_hparams(self, keys, n_vocab)
 
     def _take_last_norm(self, w: RoleWeights, name: str) -> Norm:
         return LayerNorm.take(w, name, self.hparams.n_embd, biased=False)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        matrices = AttentionMatrices.take(w, hp, layer)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(matrices=matrices, scale=hp.attention_scale, rope=None),
-            ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=NemotronHMoeModel._take_feed_forward(self, w, layer),
-        )
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        return NemotronHMoeModel._take_feed_forward(self, w, layer)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values."""

@@ -8,7 +8,7 @@ from llamado.models.memory.layers import (
     RecurrentState,
     SharedMemory,
 )
-from llamado.models.memory.layout import KV_TYPES, LayerCache, check_types
+from llamado.models.memory.layout import KV_TYPES, LayerCache, MemoryOptions, check_types
 from llamado.models.memory.memory import Memory
 from llamado.models.memory.parts import SPARE
 from llamado.models.memory.pool import align
@@ -26,6 +26,7 @@ __all__ = [
     "LayerCache",
     "LayerMemory",
     "Memory",
+    "MemoryOptions",
     "RecurrentState",
     "RowSpan",
     "SharedMemory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from llamado.ggml.graph import new_tensor
@@ -57,36 +58,39 @@ class LayerCache(NamedTuple):
     """Elements of keys and of values that are rotated together before storing (`hadamard.py`); 0: none."""
 
 
-class Layout:
-    """Tensors for the memory of `layers`, for up to `n_sequences` sequences with `n_cells` tokens in all.
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """Sizes and types of a model's memory."""
 
-    `max_batch`: maximum tokens of a batch. `type_k`, `type_v`: cache types. `causal`: tokens see only earlier tokens.
-    Windows have smaller memory of their own unless `whole` (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`:
-    maximum tokens of a sequence; 0: all. `rotated`: rotate keys and values before quantization (see `hadamard.py`).
-    `n_drafted`: states per sequence that are kept while draft tokens are verified (see States); with 0, models with
-    recurrent state cannot use drafts.
+    n_cells: int
+    """Tokens of all sequences together."""
+    n_ctx: int = 0
+    """Most tokens of one sequence; 0: all cells."""
+    n_sequences: int = 1
+    max_batch: int = 512
+    """Most tokens of a batch."""
+    whole: bool = False
+    """True to keep all tokens in layers with a window, too (llama.cpp's --swa-full)."""
+    type_k: TensorType = TensorType.F16
+    type_v: TensorType = TensorType.F16
+    rotated: bool = True
+    """True to rotate keys and values before quantization (see `hadamard.py`)."""
+    n_drafted: int = 0
+    """States per sequence that are kept while draft tokens are verified (see States); with 0, models with recurrent
+    state cannot use drafts.
     """
+    slack: int = SLACK
 
-    def __init__(
-        self,
-        layers: Sequence[LayerMemory],
-        n_cells: int,
-        *,
-        n_sequences: int = 1,
-        max_batch: int = 512,
-        type_k: TensorType = TensorType.F16,
-        type_v: TensorType = TensorType.F16,
-        causal: bool = True,
-        whole: bool = False,
-        slack: int = SLACK,
-        n_ctx: int = 0,
-        rotated: bool = True,
-        n_drafted: int = 0,
-    ) -> None:
-        self.n_cells = align(n_cells)
-        self.n_ctx = n_ctx or self.n_cells
+
+class Layout:
+    """Tensors for the memory of `layers`. `causal`: tokens see only earlier tokens."""
+
+    def __init__(self, layers: Sequence[LayerMemory], options: MemoryOptions, *, causal: bool = True) -> None:
+        self._options = options
+        self.n_cells = align(options.n_cells)
+        self.n_ctx = options.n_ctx or self.n_cells
         self._causal = causal
-        self.types = type_k, type_v
+        self.types = options.type_k, options.type_v
         self.block = max(BLOCK, *(layer.block for layer in map(_attention, layers) if isinstance(layer, KeysValues)), 1)
         """Rows of a sequence start at multiples of it."""
         self._tokens = Tokens(self.n_cells, self.block)
@@ -99,9 +103,9 @@ class Layout:
                 added.append(added[memory.layer])
                 continue
             if isinstance(memory, AttentionAndState):
-                beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
+                beside[layer] = self._add(layer, memory.state)[1]
                 memory = memory.attention
-            added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
+            added.append((layer, *self._add(layer, memory)))
         self._others: list[Window | States] = [*self._windows.values()]
         if self._states is not None:
             self._others.append(self._states)
@@ -110,7 +114,7 @@ class Layout:
             *self._others,
         )
         rotations = {windowed: self._rotations(layers, windowed) for windowed in (False, True)}
-        self.unrotated = not rotated and any(any(pair) for pair in rotations.values())
+        self.unrotated = not options.rotated and any(any(pair) for pair in rotations.values())
         """True if rotation applies to this cache but is turned off."""
         if self.unrotated:
             rotations = dict.fromkeys(rotations, (0, 0))
@@ -145,30 +149,24 @@ class Layout:
         )
 
     def _add(
-        self,
-        layer: int,
-        memory: KeysValues | Latent | RecurrentState,
-        n: int,
-        max_batch: int,
-        slack: int,
-        whole: bool,
-        n_drafted: int,
+        self, layer: int, memory: KeysValues | Latent | RecurrentState
     ) -> tuple[Tokens | Window | States, tuple[Tensor, ...]]:
+        options = self._options
         part: Tokens | Window | States
         if isinstance(memory, KeysValues):
             window = memory.window
-            bounded = window and not whole and not memory.symmetric
-            part = self._window(window, n, max_batch, slack) if bounded else self._tokens
+            bounded = window and not options.whole and not memory.symmetric
+            part = self._window(window) if bounded else self._tokens
             named = (("k", memory.k, self.types[0]), ("v", memory.v, self.types[1]))
             if memory.index:
                 named = (*named, ("i", memory.index, TensorType.F16))  # type: ignore[assignment]
         elif isinstance(memory, Latent):
-            bounded = memory.window and not whole
-            part = self._window(memory.window, n, max_batch, slack) if bounded else self._tokens
+            bounded = memory.window and not options.whole
+            part = self._window(memory.window) if bounded else self._tokens
             named = (("k", memory.n, self.types[0]),)  # type: ignore[assignment]
         else:
             if self._states is None:
-                self._states = States("_s", n, n_drafted)
+                self._states = States("_s", options.n_sequences, options.n_drafted)
             part = self._states
             named = tuple((f"s{i}", width, TensorType.F32) for i, width in enumerate(memory.widths))  # type: ignore
         if not isinstance(memory, RecurrentState) and memory.pooled:
@@ -180,11 +178,11 @@ class Layout:
         part.layers[layer] = tensors
         return part, tensors
 
-    def _window(self, window: int, n: int, max_batch: int, slack: int) -> Tokens | Window:
-        part = self._windows.get(window)
+    def _window(self, window: int) -> Tokens | Window:
+        part, options = self._windows.get(window), self._options
         if part is None:
             suffix = f"_swa{len(self._windows) or ''}"
-            part = Window(suffix, window, max_batch, slack, n)
+            part = Window(suffix, window, options.max_batch, options.slack, options.n_sequences)
             if part.n_rows >= self.n_cells:
                 return self._tokens
             self._windows[window] = part

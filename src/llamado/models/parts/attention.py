@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import add, clamp, mul, reshape, scale, unary, view_2d, view_3d
@@ -10,7 +11,7 @@ from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, LongRopeFactors, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
-from llamado.models.parts.norms import Norm
+from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights
 
 
@@ -116,6 +117,25 @@ class AttentionMatrices(NamedTuple):
         heads = Heads.of(hp, layer)
         project = take_projections(w, hp.n_embd, heads)
         return cls(heads, project, w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd))
+
+
+class QkNorm(Enum):
+    """Norms of queries and keys, `attn_q_norm` and `attn_k_norm`: RMS norms of heads or of whole rows."""
+
+    NONE = "none"
+    HEADS = "heads"
+    HEADS_AFTER_ROPE = "heads, after the rotation"
+    ROWS = "rows"
+
+    def take(self, w: RoleWeights, heads: Heads) -> tuple[Norm | None, Norm | None]:
+        """Take the norms of queries and keys. Raises InvalidModel."""
+        if self is QkNorm.NONE:
+            return None, None
+        n_q, n_k = (heads.n, heads.n_kv) if self is QkNorm.ROWS else (1, 1)
+        return (
+            RmsNorm.take(w, "attn_q_norm", n_q * heads.dim_k),
+            RmsNorm.take(w, "attn_k_norm", n_k * heads.dim_k),
+        )
 
 
 class OutputGate(NamedTuple):

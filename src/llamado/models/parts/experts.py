@@ -32,7 +32,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward, Situ, limited_glu
+from llamado.models.parts.feedforward import SWIGLU, FeedForward, FeedForwardKind, Situ, limited_glu
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
@@ -249,16 +249,21 @@ def add_up(step: Pass, each: Tensor, name: str) -> Tensor:
     return total
 
 
-def take_experts(w: RoleWeights, hp: HyperParameters, layer: int) -> FeedForward:
-    """Take a mixture with its shared expert, if any; in a layer without a router, one SwiGLU network.
+def take_experts(w: RoleWeights, hp: HyperParameters, layer: int, kind: FeedForwardKind = SWIGLU) -> FeedForward:
+    """Take a mixture with its shared expert, if any; in a layer without a router, one network of the same kind.
 
-    Raises InvalidModel.
+    The shared expert is gated if the file has `ffn_gate_inp_shexp`. Raises InvalidModel.
     """
     if not w.has("ffn_gate_inp.weight"):
-        return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        return kind.take(w, hp.n_embd, hp.n_ff[layer])
     if hp.experts is None:
         raise InvalidModel("a layer has experts, but the metadata gives no number of experts")
-    shared = None
-    if w.has("ffn_gate_shexp.weight"):
-        shared = GatedFeedForward.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
-    return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
+    shared = shared_gate = None
+    if hp.experts.n_shared or hp.experts.n_ff_shared or w.has("ffn_up_shexp.weight"):
+        fused = isinstance(kind.activation, GluOp) and not w.has("ffn_gate_shexp.weight")
+        n_ff = w.ne("ffn_down_shexp.weight")[0]
+        shared = kind._replace(fused=fused).take(w, hp.n_embd, n_ff, suffix="_shexp")
+        shared_gate = w.optional("ffn_gate_inp_shexp.weight", hp.n_embd)
+    return Mixture.take(
+        w, hp.n_embd, hp.experts, kind.activation, squared=kind.squared, shared=shared, shared_gate=shared_gate
+    )

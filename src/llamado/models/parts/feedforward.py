@@ -133,3 +133,29 @@ class UngatedFeedForward(NamedTuple):
         if self.squared:
             h = sqr(h, f"ffn_sqr-{layer}")
         return self.down(step, h, f"ffn_out-{layer}")
+
+
+class FeedForwardKind(NamedTuple):
+    """Kind of feed-forward network: activation, and layout of the matrices.
+
+    A `GluOp` has a gate; with `fused`, gate and up are the rows of one matrix. A `UnaryOp` has none; its output is
+    squared if `squared`.
+    """
+
+    activation: GluOp | UnaryOp = GluOp.SWIGLU
+    fused: bool = False
+    squared: bool = False
+
+    def take(self, w: RoleWeights, n_embd: int, n_ff: int, *, suffix: str = "") -> FeedForward:
+        """Take the network's matrices, with any biases and an optional name suffix. Raises InvalidModel."""
+        if isinstance(self.activation, UnaryOp):
+            return UngatedFeedForward.take(w, n_embd, n_ff, self.activation, squared=self.squared, suffix=suffix)
+        layout = FusedGatedFeedForward if self.fused else GatedFeedForward
+        return layout.take(w, n_embd, n_ff, self.activation, suffix=suffix)
+
+
+SWIGLU = FeedForwardKind()
+FUSED_SWIGLU = FeedForwardKind(fused=True)
+GEGLU = FeedForwardKind(GluOp.GEGLU)
+GELU = FeedForwardKind(UnaryOp.GELU)
+SQUARED_RELU = FeedForwardKind(UnaryOp.RELU, squared=True)

@@ -62,10 +62,11 @@ class LayerNorm(NamedTuple):
         return y if self.bias is None else add(y, self.bias, name)
 
 
-def take_head_norm(w: RoleWeights, name: str, dim: int, n_head: int) -> LayerNorm | None:
-    """Take the layer norm `name` with separate weights per head; return None if the file has none.
+def take_head_norms(w: RoleWeights, dim: int, n_head: int, n_head_kv: int) -> tuple[LayerNorm | None, LayerNorm | None]:
+    """Take the layer norms of queries and keys with separate weights per head, if the file has them.
 
     Raises InvalidModel.
     """
-    weight = w.optional(f"{name}.weight", dim, n_head)
-    return None if weight is None else LayerNorm(weight, None)
+    q = w.optional("attn_q_norm.weight", dim, n_head)
+    k = w.optional("attn_k_norm.weight", dim, n_head_kv)
+    return None if q is None else LayerNorm(q, None), None if k is None else LayerNorm(k, None)

@@ -13,8 +13,8 @@ from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.links import Dialer, Inlet
 from llamado.rpc.worker.memory import SharedDevice
-from llamado.rpc.worker.own_files import OwnFiles
-from llamado.rpc.worker.tensor_cache import TensorCache
+from llamado.rpc.worker.weights.own_files import OwnFiles
+from llamado.rpc.worker.weights.tensor_cache import TensorCache
 
 
 @dataclass

@@ -34,9 +34,9 @@ from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, join_body, server_url
 from llamado.rpc.worker.links import Dialer
 from llamado.rpc.worker.memory import SharedDevice
-from llamado.rpc.worker.own_files import OwnFiles
 from llamado.rpc.worker.session import Session
-from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
+from llamado.rpc.worker.weights.own_files import OwnFiles
+from llamado.rpc.worker.weights.tensor_cache import TensorCache, cache_folder
 
 log = logging.getLogger("llamado.rpc.worker.server")
 

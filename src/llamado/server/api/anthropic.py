@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its bodies as chat bodies, chat answers as its content blocks and events.
+"""Anthropic's Messages API: converts its bodies to chat bodies, and chat answers to its content blocks and events.
 
 Requests are read as llama-server reads them (`server-chat.cpp`, b11434); errors have Anthropic's form beside
 llama-server's fields.
@@ -24,18 +24,18 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, was_cut
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import flag, table, text, whole, written
+from llamado.server.generate.json_values import flag, integer, json_text, mapping, text
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning, StrictTools
 
 MAX_TOKENS = 4096
-"""Where a body names no `max_tokens`, as llama-server."""
+"""llama-server's default of `max_tokens`."""
 _THINKING_BUDGET = 10_000
 _PATH = "/v1/messages"
 
-# The line of Claude Code that differs in each request and so keeps a prompt's cache from being used.
+# A line of Claude Code's prompts that differs in each request, which would prevent prefix reuse.
 _BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-f]{5}(?=;)")
 
 
@@ -47,14 +47,14 @@ def _system(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        said = value
+        system = value
     else:
-        said = "".join(text(block, "text") for block in _blocks(value) if block.get("type") == "text")
-    return _BILLING.sub(r"\g<1>00000", said)
+        system = "".join(text(block, "text") for block in _blocks(value) if block.get("type") == "text")
+    return _BILLING.sub(r"\g<1>00000", system)
 
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:
-    source = table(block, "source")
+    source = mapping(block, "source")
     url = text(source, "url")
     if text(source, "type") == "base64":
         url = f"data:{text(source, 'media_type', 'image/jpeg')};base64,{text(source, 'data')}"
@@ -76,7 +76,7 @@ def _result_content(content: Any) -> str | list[dict[str, Any]]:
 
 
 def _message(given: Any) -> Iterator[dict[str, Any]]:
-    """One message as messages of the chat API: results of tools stand for themselves there."""
+    """Convert a message to messages of the chat API, where each tool result is a message of its own."""
     if not isinstance(given, dict):
         raise invalid("'messages' must be an array of objects")
     role = given.get("role")
@@ -100,12 +100,12 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
         elif kind == "image":
             content.append(_image(block))
         elif kind == "tool_use":
-            arguments = written(block.get("input") or {})
+            arguments = json_text(block.get("input") or {})
             function = {"name": text(block, "name"), "arguments": arguments}
             calls.append({"id": text(block, "id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            said = _result_content(block.get("content"))
-            results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": said})
+            result = _result_content(block.get("content"))
+            results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": result})
     if content or calls or thoughts:
         message: dict[str, Any] = {"role": role, "content": content or ""}
         if calls:
@@ -124,7 +124,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
 
 
 def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of the Messages API as one of the chat API. Raises ApiError."""
+    """Convert a body of the Messages API to one of the chat API. Raises ApiError."""
     system = _system(body.get("system"))
     if "messages" not in body:
         raise invalid("'messages' is required")
@@ -147,7 +147,7 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             for tool in _blocks(body["tools"])
             if isinstance(tool.get("input_schema", {}), (dict, type(None)))
         ]
-        choice = table(body, "tool_choice")
+        choice = mapping(body, "tool_choice")
         if choice and chat["tools"]:
             chat["tool_choice"] = _tool_choice(choice)
             if choice.get("disable_parallel_tool_use") is True:
@@ -157,9 +157,9 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["max_tokens"] = MAX_TOKENS
     if "chat_template_kwargs" in body:
         chat["chat_template_kwargs"] = body["chat_template_kwargs"]
-    thinking = table(body, "thinking")
+    thinking = mapping(body, "thinking")
     if thinking.get("type") == "enabled":
-        chat["thinking_budget_tokens"] = whole(thinking, "budget_tokens", _THINKING_BUDGET)
+        chat["thinking_budget_tokens"] = integer(thinking, "budget_tokens", _THINKING_BUDGET)
     elif thinking.get("type") == "disabled":
         chat["reasoning_effort"] = "none"
     return chat
@@ -172,8 +172,8 @@ def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
     return {text(tool, "name"): None for tool in given if tool.get("strict") is True}
 
 
-def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
-    word = result.stopping_word if result.stopping_word in asked.client_stops else None
+def _stop_reason(request: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
+    word = result.stopping_word if result.stopping_word in request.client_stops else None
     if result.stop_type not in ("eos", "word"):
         reason = "max_tokens"
     elif reader.calls:
@@ -192,41 +192,41 @@ def _input(arguments: str) -> Any:
 
 
 class MessagesFormat:
-    """Answers and events of the Messages API: one content block after the other, each stopped before the next."""
+    """Answers and events of the Messages API: a sequence of content blocks, each stopped before the next one starts."""
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        self._asked = asked
-        self._reader = answer_reader(asked)
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._reader = answer_reader(request)
         self._begun = False
         self._n_blocks = 0
         self._open = ""
-        """The type of the block that grows."""
+        """Type of the open content block; "" if none is open."""
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         result, reader = results[0], self._reader
         reader.push(result.content)
-        reader.finish(was_cut(self._asked, result))
+        reader.finish(was_cut(self._request, result))
         content: list[dict[str, Any]] = []
         if reader.reasoning:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
         if reader.content:
             content.append({"type": "text", "text": reader.content})
-        for call in reader.complete_calls:  # `input` is an object, so there is no place for a part of one
+        for call in reader.complete_calls:  # `input` is an object, which cannot be incomplete
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
-        body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}
+        body = {**self._message(content), **_stop_reason(self._request, result, reader), "usage": usage}
         return orjson.dumps(body)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._asked.id,
+            "id": self._request.id,
             "type": "message",
             "role": "assistant",
             "content": content,
-            "model": self._asked.model,
+            "model": self._request.model,
             "stop_reason": None,
             "stop_sequence": None,
         }
@@ -267,14 +267,14 @@ class MessagesFormat:
     def _stop(self) -> Iterator[dict[str, Any]]:
         if not self._open:
             return
-        if self._open == "thinking":  # the API wants one; nobody can check what this model thought
+        if self._open == "thinking":  # the API requires a signature; this one is empty
             yield self._delta({"type": "signature_delta", "signature": ""})
         yield {"type": "content_block_stop", "index": self._n_blocks - 1}
         self._open = ""
 
     def token(self, index: int, event: Token) -> bytes:
         timings = event.timings
-        events = list(self._begin(len(self._asked.prompt(0)), timings.cache_n if timings else 0))
+        events = list(self._begin(len(self._request.prompt(0)), timings.cache_n if timings else 0))
         for part in self._reader.push(event.text):
             events += self._part(part)
         return _written(events)
@@ -284,12 +284,12 @@ class MessagesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin(result.n_prompt, result.n_cached))
-        for part in self._reader.finish(was_cut(self._asked, result)):
+        for part in self._reader.finish(was_cut(self._request, result)):
             events += self._part(part)
         events += self._stop()
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         events.append(
-            {"type": "message_delta", "delta": _stop_reason(self._asked, result, self._reader), "usage": usage}
+            {"type": "message_delta", "delta": _stop_reason(self._request, result, self._reader), "usage": usage}
         )
         events.append({"type": "message_stop"})
         return _written(events)
@@ -313,7 +313,7 @@ def _written(events: list[dict[str, Any]]) -> bytes:
 
 
 def messages_router(generator: Generator) -> Routes:
-    """Anthropic's Messages API."""
+    """Return the routes of Anthropic's Messages API."""
     router = Routes("generate")
 
     @router.post(_PATH, **describe("messages"))
@@ -321,7 +321,7 @@ def messages_router(generator: Generator) -> Routes:
         body = await read_object(request)
         chat = messages_to_chat(body)
         if flag(chat, "stream"):
-            chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
+            chat["timings_per_token"] = True  # the first event has the number of cached tokens
         return await generator.chat(chat, MessagesFormat, strict_tools=_strict_tools(body))
 
     @router.post("/v1/messages/count_tokens", **describe("messages_count"))

@@ -1,4 +1,4 @@
-"""The endpoints that generate: llama-server's `/completion` and OpenAI's completions and chat completions."""
+"""Generation endpoints: llama-server's `/completion`, and OpenAI's completions and chat completions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamado.server.generate.json_values import text
 
 
 def completions_router(generator: Generator) -> Routes:
-    """`/completion` and its relatives."""
+    """Return the routes of completions and chat completions."""
     router = Routes("generate")
 
     @router.post("/completion", **describe("completion"))

@@ -1,4 +1,4 @@
-"""Embeddings and reranking: llama-server's own endpoints, OpenAI's, and rerankers in Jina's form and in TEI's."""
+"""Embeddings and reranking: llama-server's endpoints, OpenAI's, and reranking in the forms of Jina and TEI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamado.http.request_log import current
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
-from llamado.server.generate.json_values import flag, text, type_name, whole
+from llamado.server.generate.json_values import flag, integer, text, type_name
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
@@ -30,20 +30,20 @@ from llamado.server.model import ServedEmbeddings, ServedTokenizer
 from llamado.server.state import ServerState
 
 _FEW = 1 << 16
-"""Numbers that are written as JSON in the event loop; more are left to a thread."""
+"""Most numbers that are written as JSON in the event loop; more are written in a thread."""
 
-Make = Callable[[list[Embedding]], Any]
-Submitted = tuple[Future[list[Embedding]], int]
-"""The vectors to come, and how many tokens they are made of."""
+BodyBuilder = Callable[[list[Embedding]], Any]
+PendingEmbeddings = tuple[Future[list[Embedding]], int]
+"""The embeddings to come, and the number of tokens of their texts."""
 
 
-class Vectors(Response):
-    """A response made of embeddings when they are there; the client's going away gives them up."""
+class EmbeddingsResponse(Response):
+    """A response that waits for embeddings, and cancels them if the client disconnects."""
 
-    def __init__(self, texts: Submitted, make: Make) -> None:
+    def __init__(self, pending: PendingEmbeddings, build: BodyBuilder) -> None:
         super().__init__(media_type="application/json")
-        self._future, self._n_tokens = texts
-        self._make = make
+        self._future, self._n_tokens = pending
+        self._build = build
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = current.get()
@@ -60,7 +60,7 @@ class Vectors(Response):
                 self._write(found) if size <= _FEW else await in_thread(lambda: self._write(found))
             )
         except asyncio.CancelledError:
-            if waiting.cancelled():  # nobody is left to read
+            if waiting.cancelled():  # the client is gone
                 return
             raise
         except LlamadoError as error:
@@ -71,11 +71,11 @@ class Vectors(Response):
         await response(scope, receive, send)
 
     def _write(self, found: list[Embedding]) -> bytes:
-        return orjson.dumps(self._make(found), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(self._build(found), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def submit(embeddings: ServedEmbeddings, texts: list[list[int]]) -> Submitted:
-    """Have vectors made of texts."""
+def submit(embeddings: ServedEmbeddings, texts: list[list[int]]) -> PendingEmbeddings:
+    """Submit texts, as tokens, for embedding."""
     return embeddings.embedder.submit(texts), sum(map(len, texts))
 
 
@@ -104,8 +104,8 @@ async def _embed(state: ServerState, request: Request, *, openai: bool) -> Respo
     texts = await off_loop(lambda: submit(embeddings, _texts(given, served.tokenizer)), size_of(given))
     name = text(body, "model", served.info.name)
     if openai:
-        return Vectors(texts, lambda found: _openai_body(found, name, kind, as_base64, n_dimensions))
-    return Vectors(texts, lambda found: _native_body(found, kind, embeddings.pooling))
+        return EmbeddingsResponse(texts, lambda found: _openai_body(found, name, kind, as_base64, n_dimensions))
+    return EmbeddingsResponse(texts, lambda found: _native_body(found, kind, embeddings.pooling))
 
 
 async def _rerank(state: ServerState, request: Request) -> Response:
@@ -120,23 +120,23 @@ async def _rerank(state: ServerState, request: Request) -> Response:
     if not isinstance(query, str):
         raise invalid('"query" must be a string')
     documents = _documents(body)
-    top_n = whole(body, "top_n", len(documents))
+    top_n = integer(body, "top_n", len(documents))
     if top_n < 0:
         raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
 
-    def work() -> Submitted:
+    def work() -> PendingEmbeddings:
         return submit(embeddings, [embeddings.pair(query, document) for document in documents])
 
     texts = await off_loop(work, len(documents) * len(query) + size_of(documents))
     name = text(body, "model", served.info.name)
     if "texts" not in body:
-        return Vectors(texts, lambda found: _jina_body(found, name, top_n))
+        return EmbeddingsResponse(texts, lambda found: _jina_body(found, name, top_n))
     shown = documents if flag(body, "return_text") else None
-    return Vectors(texts, lambda found: _ranked(found, "score", top_n, shown))
+    return EmbeddingsResponse(texts, lambda found: _ranked(found, "score", top_n, shown))
 
 
 def embeddings_router(state: ServerState) -> Routes:
-    """Embeddings and reranking."""
+    """Return the routes of embeddings and reranking."""
     router = Routes("embeddings")
 
     @router.post("/embedding", operation=_schema("content", "input", "embd_normalize"))
@@ -173,12 +173,12 @@ _TYPES: Mapping[str, dict[str, Any]] = {
 
 
 def _schema(*names: str) -> dict[str, Any]:
-    """OpenAPI description of a body with these fields."""
+    """Return the OpenAPI description of a body with these fields."""
     schema = {"type": "object", "properties": {name: _TYPES.get(name, {}) for name in names}}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- bodies -----------------------------------------------------------------------------------------------------------
 
 
 def _as_base64(body: Mapping[str, Any]) -> bool:
@@ -193,7 +193,7 @@ def _as_base64(body: Mapping[str, Any]) -> bool:
 
 
 def _dimensions(body: Mapping[str, Any], n_embd: int) -> int | None:
-    """How many of a vector's numbers are wanted, for models that were trained to be cut; None: all. Raises ApiError."""
+    """Return the length to cut vectors to, for models trained with Matryoshka lengths; None: all. Raises ApiError."""
     if "dimensions" not in body:
         return None
     given = body["dimensions"]
@@ -212,7 +212,7 @@ def _norm(body: Mapping[str, Any], embeddings: ServedEmbeddings) -> int:
 
 
 def _texts(given: Any, tokenizer: ServedTokenizer) -> list[list[int]]:
-    """The texts of a request as tokens: one or a list of them, each in any shape a prompt can have. Raises ApiError."""
+    """Return the tokens of a body's text or texts, each in any shape of a prompt. Raises ApiError."""
     if isinstance(given, list) and not any(isinstance(item, int) and not isinstance(item, bool) for item in given):
         if not given:
             raise invalid('"input" must not be empty')
@@ -223,13 +223,13 @@ def _texts(given: Any, tokenizer: ServedTokenizer) -> list[list[int]]:
 def _tokens(given: Any, tokenizer: ServedTokenizer) -> list[int]:
     if isinstance(given, dict) and "content" in given:
         return tokenizer.encode(_content(given["content"]), add_special=True, parse_special=True)
-    # a bare number would count as a list of one token
+    # `tokenize_prompts` would read a bare number as a list of one token.
     entry = given if isinstance(given, (str, list, dict)) else None
     return tokenize_prompts([entry], tokenizer, most=1)[0]
 
 
 def _content(parts: Any) -> str:
-    """The text of an array of parts, as in a chat message. Raises ApiError."""
+    """Return the text of an array of content parts, as in a chat message. Raises ApiError."""
     if not isinstance(parts, list):
         raise invalid('"content" must be an array')
     found = []
@@ -245,7 +245,7 @@ def _content(parts: Any) -> str:
 
 
 def _documents(body: Mapping[str, Any]) -> list[str]:
-    """The documents to rank, under either of their names; as llama-server, a wrong type counts as absent."""
+    """Return the documents to rank, from `documents` or `texts`; as in llama-server, a wrong type counts as absent."""
     for name in ("documents", "texts"):
         given = body.get(name)
         if isinstance(given, list) and all(isinstance(item, str) for item in given):
@@ -255,11 +255,11 @@ def _documents(body: Mapping[str, Any]) -> list[str]:
     raise invalid('"documents" must be a non-empty string array')
 
 
-# --- what is answered -------------------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def _native_body(found: Sequence[Embedding], kind: int, pooling: Pooling) -> list[dict[str, Any]]:
-    # Vectors of single tokens are given as they are.
+    # Vectors of single tokens are not normalized.
     kind = -1 if pooling is Pooling.NONE else kind
     return [{"index": i, "embedding": normalize(embedding.vectors, kind)} for i, embedding in enumerate(found)]
 
@@ -284,7 +284,7 @@ def _jina_body(found: Sequence[Embedding], model: str, top_n: int) -> dict[str, 
 
 
 def _ranked(found: Sequence[Embedding], label: str, top_n: int, shown: list[str] | None) -> list[dict[str, Any]]:
-    """The best first; `shown` are texts to give back with the scores."""
+    """Return the best `top_n` results, best first; `shown`: the texts to return with the scores."""
     results: list[dict[str, Any]] = []
     for i, embedding in enumerate(found):
         result: dict[str, Any] = {"index": i, label: float(embedding.vectors[0, 0])}

@@ -1,7 +1,7 @@
-"""`/infill`: code between a prefix and a suffix, with files around it (tools/server/README.md, b11434).
+"""`/infill`: fill-in-the-middle completion of code, with other files as context (tools/server/README.md, b11434).
 
-The prompt is put together from tokens, so that nothing in the client's code is taken for a special token. Models with
-tokens for files get them as a repository (https://arxiv.org/abs/2409.12186).
+The prompt is assembled from tokens, so text of the client is never parsed as a special token. Models with tokens for
+files get them in the form of a repository (https://arxiv.org/abs/2409.12186).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from llamado.server.generate.json_values import text
 from llamado.server.generate.prompts import encode, tokenize_mixed
 from llamado.server.model import ServedTokenizer
 
-# What stands between files where the model has no token for it.
+# Separator of files for models without a token for it.
 _SEPARATOR = "\n\n--- snippet ---\n\n"
-# Names of the repository and of the file that is written, which the API does not know.
+# Names of the repository and of the file to complete, for which the API has no fields.
 _PROJECT, _FILE = "myproject", "filename"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBudget:
-    """How much of what goes into a prompt: all in tokens."""
+    """Sizes that limit the parts of a prompt, in tokens."""
 
     n_ctx: int
     n_batch: int
@@ -39,7 +39,7 @@ class PromptBudget:
 
 
 def check_model(tokenizer: ServedTokenizer) -> None:
-    """Raise ApiError for a model that cannot fill in, naming what it lacks."""
+    """Raise ApiError with the missing tokens for a model without fill-in-the-middle tokens."""
     tokens = {"prefix": tokenizer.fim_pre, "suffix": tokenizer.fim_suf, "middle": tokenizer.fim_mid}
     missing = "".join(f"{name} token is missing. " for name, token in tokens.items() if token is None)
     if missing:
@@ -47,7 +47,7 @@ def check_model(tokenizer: ServedTokenizer) -> None:
 
 
 def _extra(body: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of each file around."""
+    """Return name and text of each context file. Raises ApiError."""
     given = body.get("input_extra")
     if given is None:
         return []
@@ -67,10 +67,10 @@ def _extra(body: Mapping[str, Any]) -> list[tuple[str, str]]:
 def infill_prompt(
     body: Mapping[str, Any], tokenizer: ServedTokenizer, budget: PromptBudget, *, suffix_first: bool
 ) -> list[int]:
-    """The tokens of a body's prompt.
+    """Return the tokens of a body's prompt.
 
-    Of the prefix the last three quarters of a batch are taken, of the suffix the first quarter, and of the files around
-    as much of their end as the context has room for. `suffix_first`: the order some models were trained with.
+    The prefix is cut to its last three quarters of a batch, the suffix to its first quarter, and the context files to
+    the end that fits into the context. `suffix_first`: put the suffix before the prefix, for models trained so.
     Raises ApiError.
     """
     start = body.get("prompt")
@@ -93,37 +93,37 @@ def infill_prompt(
     after = [*_token(tokenizer.fim_suf), *suffix]
     first, second = (after, before) if suffix_first else (before, after)
     bos = _token(tokenizer.bos) if tokenizer.add_bos else []
-    around = _around(files, tokenizer)
-    n_around = min(len(around), max(0, budget.n_ctx - budget.n_batch - 2 * budget.n_predict))
-    return [*around[len(around) - n_around :], *bos, *first, *second, *_token(tokenizer.fim_mid)]
+    context = _context(files, tokenizer)
+    n_context = min(len(context), max(0, budget.n_ctx - budget.n_batch - 2 * budget.n_predict))
+    return [*context[len(context) - n_context :], *bos, *first, *second, *_token(tokenizer.fim_mid)]
 
 
 def _token(token: int | None) -> list[int]:
     return [] if token is None else [token]
 
 
-def _around(files: Sequence[tuple[str, str]], tokenizer: ServedTokenizer) -> list[int]:
-    """The repository: its name, the other files, and the name of the one that is written."""
+def _context(files: Sequence[tuple[str, str]], tokenizer: ServedTokenizer) -> list[int]:
+    """Return the tokens of the repository: its name, the context files, and the name of the file to complete."""
 
-    def plain(said: str) -> list[int]:
-        return encode(said, tokenizer, add_special=False, parse_special=False)
+    def plain(text: str) -> list[int]:
+        return encode(text, tokenizer, add_special=False, parse_special=False)
 
     tokens: list[int] = []
     if tokenizer.fim_rep is not None:
         tokens += [tokenizer.fim_rep, *plain(f"{_PROJECT}\n")]
-    for name, said in files:
+    for name, content in files:
         if tokenizer.fim_sep is not None:
             tokens += [tokenizer.fim_sep, *plain(f"{name}\n")]
         else:
             tokens += plain(_SEPARATOR)
-        tokens += plain(said)
+        tokens += plain(content)
     if tokenizer.fim_sep is not None:
         tokens += [tokenizer.fim_sep, *plain(f"{_FILE}\n")]
     return tokens
 
 
 def infill_router(generator: Generator) -> Routes:
-    """`/infill`: code between a prefix and a suffix."""
+    """Return the route of `/infill`."""
     router = Routes("generate")
 
     @router.post("/infill", **describe("infill"))
@@ -132,7 +132,7 @@ def infill_router(generator: Generator) -> Routes:
         tokenizer = served.tokenizer
         check_model(tokenizer)
         body = await read_object(request)
-        # As llama-server: the budget is what the server's own limit leaves, not the request's.
+        # As in llama-server: `n_predict` of the server counts, not of the request.
         budget = PromptBudget(n_ctx=served.info.n_ctx, n_batch=served.n_batch, n_predict=served.defaults.n_predict)
 
         def work() -> list[int]:

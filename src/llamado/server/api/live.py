@@ -1,7 +1,7 @@
-"""`GET /live/events`: slots, requests, rates of the last hour, caches and the log, and how they change.
+"""`GET /live/events`: a stream of slots, requests, rates of the last hour, caches and the log.
 
-`GET /live/requests` is for who wants counts alone. Everything comes from snapshots, as `/metrics` does. No text of a
-prompt or an answer is in it.
+`GET /live/requests` returns only counts. Everything comes from snapshots, as in `/metrics`, and has no text of prompts
+or answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from llamado.engine.request import EngineSnapshot, SlotSnapshot
 from llamado.http.answer import json_response
 from llamado.server.api.routes import Routes
-from llamado.server.live.stream import LiveStream
+from llamado.server.live.stream import LiveStream, polled
 from llamado.server.state import ServerState
 
 _EVENTS = {200: {"description": "all there is, then what changes", "content": {"text/event-stream": {"schema": {}}}}}
@@ -25,13 +25,13 @@ _REQUESTS = {200: {"description": "counts of requests", "content": {"application
 
 
 def live_router(state: ServerState) -> Routes:
-    """The stream of the page's live view."""
+    """Return the routes of the page's live view."""
     router = Routes("live")
 
     @router.get("/live/events", responses=_EVENTS)
     async def live_events(_: Request) -> Response:
         state.loaded()
-        return LiveStream(ServerSource(state).read, state.ending)
+        return LiveStream(polled(ServerSource(state).read, state.ending), state.ending)
 
     @router.get("/live/requests", responses=_REQUESTS)
     async def live_requests(_: Request) -> Response:
@@ -42,32 +42,32 @@ def live_router(state: ServerState) -> Routes:
     @router.get("/live/cache", responses=_ENTRIES)
     async def live_cache(_: Request) -> Response:
         served = state.loaded()
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for one in served.snapshot().stored:
-            told.append({"tokens": one.n_tokens, "bytes": one.n_bytes, "used": round(one.used, 3)})
-            if state.switches.slots:  # who may not see prompts in /slots sees none here
-                told[-1]["text"] = served.tokenizer.decode(one.begins, special=True)
-        return json_response(orjson.dumps({"entries": told}))
+            entries.append({"tokens": one.n_tokens, "bytes": one.n_bytes, "used": round(one.used, 3)})
+            if state.switches.slots:  # without /slots, which shows prompts, no text is shown here either
+                entries[-1]["text"] = served.tokenizer.decode(one.begins, special=True)
+        return json_response(orjson.dumps({"entries": entries}))
 
     return router
 
 
 def _counts(state: ServerState) -> dict[str, int]:
-    """Requests since the start: answered or refused, refused, and left by their clients."""
+    """Return the numbers of requests since the start: ended, failed, and cancelled by their clients."""
     requests = state.live.requests
     return {"ended": requests.n_ended, "errors": requests.n_errors, "cancelled": state.traffic.cancelled}
 
 
 class ServerSource:
-    """One listener of a server; see `LiveStream`."""
+    """The changes of a server since the last read, for one listener."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
         self._n_samples = self._n_ended = self._n_lines = 0
 
     def read(self) -> dict[str, Any]:
-        """What the client does not know yet. `samples`, `ended` and `log` go on, the rest is as it is now."""
+        """Return the fields that changed since the last call. `samples`, `ended` and `log` have only new entries."""
         state, live = self._state, self._state.live
         served = state.loaded()
         snapshot = served.snapshot()
@@ -85,10 +85,10 @@ class ServerSource:
             "cache": _cache_json(snapshot),
             "counts": _counts(state),
         }
-        found = {name: value for name, value in now.items() if self._told.get(name) != value}
-        if not self._told:
+        found = {name: value for name, value in now.items() if self._sent.get(name) != value}
+        if not self._sent:
             found["first"] = True
-        self._told = now
+        self._sent = now
         if live.samples.n > self._n_samples:
             found["samples"] = live.samples.since(self._n_samples)
             self._n_samples = live.samples.n
@@ -104,7 +104,11 @@ class ServerSource:
 
 
 def _slot_json(slot: SlotSnapshot) -> dict[str, Any]:
-    """`used`: tokens in its cells; `computed` and `cached`: of its prompt's tokens; `left`: -1 without a limit."""
+    """Return a slot as JSON.
+
+    `used`: tokens in its cells; `computed` and `cached`: tokens of its prompt; `left`: tokens to generate, -1 without a
+    limit.
+    """
     return {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
@@ -120,7 +124,7 @@ def _slot_json(slot: SlotSnapshot) -> dict[str, Any]:
 
 
 def _cache_json(snapshot: EngineSnapshot) -> dict[str, Any]:
-    """Prompts that no slot holds, here and on disk, and how many tokens prompts found in slots and there."""
+    """Return the prompts stored in memory and on disk, and the numbers of reused and computed prompt tokens."""
     counters, disk = snapshot.counters, snapshot.disk
     found: dict[str, Any] = {
         "prompts": snapshot.n_stored_prompts,

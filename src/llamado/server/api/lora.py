@@ -1,4 +1,4 @@
-"""LoRA adapters: which there are and how strong they are (tools/server/README.md, b11434)."""
+"""`/lora-adapters`: list LoRA adapters and set their scales (tools/server/README.md, b11434)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from llamado.server.state import ServerState
 
 
 @runtime_checkable
-class HasAdapters(Protocol):
-    """What can change how strong adapters are, for requests that do not say."""
+class LoraEngine(Protocol):
+    """An engine with LoRA adapters and their default scales."""
 
     @property
     def lora(self) -> tuple[float, ...]: ...
@@ -29,20 +29,20 @@ class HasAdapters(Protocol):
 
 
 def _invocation(info: AdapterInfo) -> dict[str, Any]:
-    """With what an activated LoRA begins to work."""
+    """Return the fields with the invocation of an activated LoRA."""
     if not info.invocation:
         return {}
     return {"alora_invocation_string": info.invocation_text, "alora_invocation_tokens": info.invocation}
 
 
 def lora_router(state: ServerState) -> Routes:
-    """LoRA adapters: which there are and how strong they are."""
+    """Return the routes of `/lora-adapters`."""
     router = Routes("lora")
 
     @router.get("/lora-adapters")
     async def adapters(_: Request) -> Response:
         model = state.loaded()
-        scales = model.engine.lora if isinstance(model.engine, HasAdapters) else ()
+        scales = model.engine.lora if isinstance(model.engine, LoraEngine) else ()
         found = [
             {"id": i, "path": info.path, "scale": scale, "task_name": info.task_name,
              "prompt_prefix": info.prompt_prefix} | _invocation(info)
@@ -56,7 +56,7 @@ def lora_router(state: ServerState) -> Routes:
         entries = await read_json(request)
         if not isinstance(entries, list):
             raise invalid("Request body must be an array")
-        if isinstance(engine, HasAdapters):
+        if isinstance(engine, LoraEngine):
             engine.set_lora(lora_scales(entries))
         return json_response(b'{"success":true}')
 

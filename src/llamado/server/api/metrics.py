@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus, under llama-server's names (`llamacpp:…`) and, for what it has no name for, vLLM's words.
+"""`/metrics` for Prometheus, under llama-server's names (`llamacpp:…`), or vLLM's where llama-server has none.
 
 Everything comes from the engine's last snapshot and from counters of the event loop: a scrape never waits for the
 engine.
@@ -25,15 +25,15 @@ from llamado.engine.topology.view import ClusterView, DeviceView
 from llamado.http.monitoring.families import buckets, traffic_families
 from llamado.server.state import ServerState
 
-# llama-server calls the longest sequence a counter without `_total`, which the library has no family for.
+# llama-server has the longest sequence as a counter without `_total`, for which the library has no family.
 _LONGEST = b"llamacpp:n_tokens_max"
 _NOT_LOADED = EngineSnapshot((), Counters(), 0, 0, 0, 0)
 
 
 class Scrape:
-    """Writes snapshots as Prometheus text; rates are averages between one scrape and the next.
+    """Writer of snapshots as Prometheus text; rates are averages since the last scrape.
 
-    With labels, every sample gets `engine`, `engine_version`, `model_id` and the ones given.
+    With `metrics_labels`, every sample gets `engine`, `engine_version`, `model_id` and those labels.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -59,11 +59,11 @@ class Scrape:
         return generate_latest(self._registry).replace(_LONGEST + b"_total", _LONGEST)
 
     def describe(self) -> list[Metric]:
-        """Registering must not collect: there is no snapshot yet."""
+        """Return no families, so that registering does not collect: there is no snapshot yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families; called by `generate_latest`."""
+        """Yield all families; called by `generate_latest`."""
         if self._snapshot is None:
             return
         for family in self._families(self._snapshot):
@@ -79,7 +79,9 @@ class Scrape:
         yield from _histograms(snapshot.counters)
         yield from traffic_families(self._state.traffic, "llamacpp:")
         build = GaugeMetricFamily(
-            "llamado_build_info", "Always 1; the labels say what runs", labels=["version", "python", "machine"]
+            "llamado_build_info",
+            "Always 1; the labels have the versions and the machine",
+            labels=["version", "python", "machine"],
         )
         build.add_metric([__version__, platform.python_version(), platform.machine()], 1.0)
         yield build
@@ -104,8 +106,8 @@ def _totals(c: Counters) -> Iterator[Metric]:
         "tokens_predicted_seconds": ("Time spent generating", c.tokens_predicted_seconds_total),
         "n_decode": ("Forward passes", c.n_decode_total),
         "n_busy_slots": ("Busy slots, summed over the forward passes", c.n_busy_slots_total),
-        "spec_decode_num_draft_tokens": ("Drafted tokens", c.n_drafted),
-        "spec_decode_num_accepted_tokens": ("Drafted tokens that were right", c.n_accepted),
+        "spec_decode_num_draft_tokens": ("Draft tokens", c.n_drafted),
+        "spec_decode_num_accepted_tokens": ("Accepted draft tokens", c.n_accepted),
         "spec_decode_num_drafts": ("Drafts evaluated", c.n_drafts),
     }
     for name, (help, value) in counters.items():
@@ -115,18 +117,18 @@ def _totals(c: Counters) -> Iterator[Metric]:
     yield longest
     accepted = CounterMetricFamily(
         "llamacpp:spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were right, by their place in the draft",
+        "Accepted draft tokens, by position in the draft",
         labels=["position"],
     )
     for place, n in enumerate(c.accepted_at):
         accepted.add_metric([str(place)], float(n))
     yield accepted
     for name, help, values in (
-        ("draft_tokens", "Drafted tokens", [kind.n_drafted for kind in c.drafts]),
-        ("accepted_tokens", "Drafted tokens that were right", [kind.n_accepted for kind in c.drafts]),
+        ("draft_tokens", "Draft tokens", [kind.n_drafted for kind in c.drafts]),
+        ("accepted_tokens", "Accepted draft tokens", [kind.n_accepted for kind in c.drafts]),
     ):
         by_kind = CounterMetricFamily(
-            f"llamacpp:spec_decode_num_{name}_per_kind", f"{help}, by their source", labels=["kind"]
+            f"llamacpp:spec_decode_num_{name}_per_kind", f"{help}, by draft source", labels=["kind"]
         )
         for kind, n in zip(c.drafts, values, strict=True):
             by_kind.add_metric([kind.name], float(n))
@@ -134,7 +136,7 @@ def _totals(c: Counters) -> Iterator[Metric]:
 
 
 def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
-    """What is now, and rates since the `last` scrape."""
+    """Yield current values, and rates since the `last` scrape."""
     c = snapshot.counters
     prompt_rate = _rate(
         c.prompt_tokens_total - last.prompt_tokens_total, c.prompt_seconds_total - last.prompt_seconds_total
@@ -160,24 +162,24 @@ def _gauges(snapshot: EngineSnapshot, last: Counters) -> Iterator[Metric]:
 
 
 def _caches(snapshot: EngineSnapshot) -> Iterator[Metric]:
-    """Prompts that no slot holds, and what slots hold together."""
+    """Yield the prompt cache in memory and on disk, and the KV cells that slots share."""
     gauges: dict[str, tuple[str, float]] = {
-        "shared_cells": ("Cells of the KV cache with tokens of more than one slot", snapshot.kv_cells_shared),
-        "ram_prompts": ("Prompts in memory (--cache-ram)", snapshot.n_stored_prompts),
-        "ram_bytes": ("Bytes of them, and of snapshots", snapshot.stored_prompt_bytes),
+        "shared_cells": ("KV cells with a token that several slots share", snapshot.kv_cells_shared),
+        "ram_prompts": ("Prompts stored in memory (--cache-ram)", snapshot.n_stored_prompts),
+        "ram_bytes": ("Bytes of prompts and snapshots stored in memory", snapshot.stored_prompt_bytes),
     }
     disk = snapshot.disk
     counters: dict[str, tuple[str, float]] = {}
     if disk is not None:
         gauges["disk_files"] = "Files in --cache-disk", disk.files
-        gauges["disk_bytes"] = "Bytes of them", disk.bytes
+        gauges["disk_bytes"] = "Bytes of the files in --cache-disk", disk.bytes
         counters = {
             "disk_hits": ("Prompts whose beginning was read from disk", disk.hits),
-            "disk_tokens_read": ("Tokens that were not computed for it", disk.tokens_read),
-            "disk_bytes_read": ("Bytes that were read", disk.bytes_read),
-            "disk_writes": ("Files that were written", disk.writes),
-            "disk_bytes_written": ("Bytes of them", disk.bytes_written),
-            "disk_failures": ("Files that were damaged or could not be written, and prompts given up", disk.failures),
+            "disk_tokens_read": ("Tokens read from disk instead of computed", disk.tokens_read),
+            "disk_bytes_read": ("Bytes read from disk", disk.bytes_read),
+            "disk_writes": ("Files written to disk", disk.writes),
+            "disk_bytes_written": ("Bytes written to disk", disk.bytes_written),
+            "disk_failures": ("Damaged files, failed writes, and prompts that were not written", disk.failures),
         }
     for name, (help, value) in gauges.items():
         yield GaugeMetricFamily(f"llamado_cache_{name}", help, float(value))
@@ -186,32 +188,43 @@ def _caches(snapshot: EngineSnapshot) -> Iterator[Metric]:
 
 
 def _devices(view: ClusterView) -> Iterator[Metric]:
-    """What each device of a divided model has, and how it is."""
+    """Yield memory, timings and state of each device of a model that is split across machines."""
     gauges: dict[str, tuple[str, Callable[[DeviceView], float | None]]] = {
-        "up": ("1 while the device is there", lambda d: float(d.state in ("ready", "idle"))),
-        "layers": ("Layers it has", lambda d: float(len(d.layers))),
-        "bytes": ("Bytes of weights, cache and working memory it has", lambda d: float(d.weights + d.kv + d.compute)),
-        "free_bytes": ("Bytes it had free before the model was loaded", lambda d: float(d.memory_free)),
-        "round_trip_seconds": ("Its latest sign of life, or a small graph", lambda d: d.pulse or d.round_trip),
-        "bandwidth_bytes_per_second": ("Of the link to it", lambda d: d.bandwidth),
-        "read_bytes_per_second": ("Weights it reads for a token", lambda d: d.decode),
-        "token_compute_seconds": ("Of a token's time, in its operations", lambda d: d.computing),
-        "token_link_seconds": ("Of a token's time, on the link to it", lambda d: d.link),
-        "token_waiting_seconds": ("Of a token's time, behind other batches", lambda d: d.waiting),
+        "up": ("1 while the device is available", lambda d: float(d.state in ("ready", "idle"))),
+        "layers": ("Layers on the device", lambda d: float(len(d.layers))),
+        "bytes": ("Bytes of its weights, KV cache and working memory", _used),
+        "free_bytes": ("Free bytes before the model was loaded", lambda d: float(d.memory.free)),
+        "round_trip_seconds": (
+            "Round trip of the last heartbeat, or of a small graph",
+            lambda d: d.link.pulse or d.link.round_trip,
+        ),
+        "bandwidth_bytes_per_second": ("Bandwidth of the link to the device", lambda d: d.link.bandwidth),
+        "read_bytes_per_second": ("Rate of reading weights during decode", lambda d: d.speed.decode),
+        "token_compute_seconds": (
+            "Part of a token's time in the device's operations",
+            lambda d: d.token_seconds.compute,
+        ),
+        "token_link_seconds": ("Part of a token's time on the link to the device", lambda d: d.token_seconds.link),
+        "token_waiting_seconds": ("Part of a token's time behind other batches", lambda d: d.token_seconds.waiting),
     }
     for name, (help, read) in gauges.items():
         family = GaugeMetricFamily(f"llamado_worker_{name}", help, labels=["endpoint", "device"])
         for device in view.devices:
             if (value := read(device)) is not None:
-                family.add_metric([device.endpoint, device.name], value)
+                family.add_metric([device.endpoint or "", device.device], value)
         yield family
     states = GaugeMetricFamily(
-        "llamado_worker_state", "1 for the state it is in", labels=["endpoint", "device", "state"]
+        "llamado_worker_state", "1 for the current state", labels=["endpoint", "device", "state"]
     )
     for device in view.devices:
         for state in ("ready", "idle", "lost", "away"):
-            states.add_metric([device.endpoint, device.name, state], float(device.state == state))
+            states.add_metric([device.endpoint or "", device.device, state], float(device.state == state))
     yield states
+
+
+def _used(device: DeviceView) -> float:
+    memory = device.memory
+    return float(memory.weights + memory.kv + memory.compute)
 
 
 def _histograms(c: Counters) -> Iterator[Metric]:

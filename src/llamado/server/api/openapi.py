@@ -1,6 +1,6 @@
-"""The OpenAPI description of the endpoints that generate: bodies and answers, from tables.
+"""OpenAPI descriptions of the bodies and answers of endpoints, as tables.
 
-Objects may hold more than is named; a key of a required table is always there.
+Objects may have more fields than the tables name; required fields are always present.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _record(required: Mapping[str, Schema], **more: Schema) -> Schema:
     return {"type": "object", "required": list(required), "properties": {**required, **more}}
 
 
-# What bodies hold
+# Bodies
 
-# How a body writes the values of a parameter's type.
+# JSON schema of each type of parameter that is not a JSON type.
 _FORMS: dict[str, Schema] = {
     "seed": {"type": ["integer", "string", "null"]},
     "texts": {"type": ["string", "array", "null"], "items": _TEXT},
@@ -134,7 +134,7 @@ _ANTHROPIC_BODY = _record(
     top_k=_WHOLE,
 )
 
-# What answers hold
+# Answers
 
 ERROR = _record({"error": _record({"code": _WHOLE, "message": _TEXT, "type": _TEXT})})
 _ANTHROPIC_ERROR = _record({"type": {"const": "error"}, "error": _record({"type": _TEXT, "message": _TEXT})})
@@ -209,7 +209,7 @@ def _openai(object: str, choice: Schema) -> Schema:
     )
 
 
-_SAID = _record(
+_ASSISTANT_MESSAGE = _record(
     {"role": {"const": "assistant"}, "content": _TEXT},
     reasoning_content=_TEXT,
     tool_calls=_list(
@@ -250,11 +250,11 @@ _ANTHROPIC = _record(
     }
 )
 _EVENT = _record({"data": _TEXT}, event=_TEXT)
-"""One event of a stream; its data is JSON, or [DONE]."""
+"""One event of a stream. `data` is JSON or `[DONE]`."""
 _COUNT = _record({"input_tokens": _WHOLE})
 _OPENAI_COUNT = _record({"input_tokens": _WHOLE, "object": {"const": "response.input_tokens"}})
 _PIECE = _record({"id": _WHOLE, "piece": {"anyOf": [_TEXT, _list(_WHOLE)]}})
-# `response_fields` cuts an answer to what is asked for, and so any of its fields may be missing.
+# No field is required: `response_fields` may leave out any of them.
 _NATIVE_ANSWER: Schema = {"anyOf": [_NATIVE, _list({"anyOf": [_NATIVE, _OBJECT]}), _OBJECT]}
 _INFILL_BODY = _record(
     {"input_prefix": _TEXT, "input_suffix": _TEXT},
@@ -276,7 +276,7 @@ _OLLAMA_OPTIONS = _maybe(
         },
     )
 )
-_OLLAMA_ASKED: dict[str, Schema] = {
+_OLLAMA_FIELDS: dict[str, Schema] = {
     "options": _OLLAMA_OPTIONS,
     "format": {"anyOf": [{"enum": ["", "json", None]}, _OBJECT]},
     "stream": _maybe(_FLAG),
@@ -320,7 +320,7 @@ _OLLAMA_MODEL: dict[str, Schema] = {
 }  # fmt: skip
 _OLLAMA_NAMED = _record({"model": _TEXT})
 
-# Endpoint → its body, None where it takes none, its answer, and whether that may be a stream.
+# By endpoint: the schema of its body (None: no body) and of its answer, and True if it may stream the answer.
 _ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
     "completion": (_record({"prompt": _PROMPT}, **_OPTIONS), _NATIVE_ANSWER, True),
     "infill": (_INFILL_BODY, _NATIVE_ANSWER, True),
@@ -336,7 +336,7 @@ _ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
         _MESSAGES_BODY,
         _openai(
             "chat.completion",
-            _record({"index": _WHOLE, "message": _SAID, "finish_reason": _REASON}, logprobs=_LOGPROBS),
+            _record({"index": _WHOLE, "message": _ASSISTANT_MESSAGE, "finish_reason": _REASON}, logprobs=_LOGPROBS),
         ),
         True,
     ),
@@ -363,7 +363,7 @@ _ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
         False,
     ),
     "ollama_chat": (
-        _record({"model": _TEXT}, messages=_list(_OLLAMA_MESSAGE), tools=_CHAT["tools"], **_OLLAMA_ASKED),
+        _record({"model": _TEXT}, messages=_list(_OLLAMA_MESSAGE), tools=_CHAT["tools"], **_OLLAMA_FIELDS),
         _record({**_OLLAMA_HEAD, "message": _OLLAMA_MESSAGE}, **_OLLAMA_END),
         True,
     ),
@@ -377,7 +377,7 @@ _ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
             raw=_FLAG,
             context=_maybe(_list(_WHOLE)),
             images=_maybe(_list(_TEXT)),
-            **_OLLAMA_ASKED,
+            **_OLLAMA_FIELDS,
         ),
         _record({**_OLLAMA_HEAD, "response": _TEXT}, thinking=_TEXT, context=_list(_WHOLE), **_OLLAMA_END),
         True,
@@ -437,12 +437,12 @@ _ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
     "detokenize": (_record({}, tokens=_list(_WHOLE)), _record({"content": _TEXT}), False),
 }
 _FAILURES = {
-    400: "the request cannot be understood, or is too long",
+    400: "the request is invalid or too long",
     401: "the key is missing or wrong",
     413: "the body is too large",
-    500: "the server failed",
-    501: "the model or the server cannot do it",
-    503: "not now: loading, overloaded, or without a worker",
+    500: "internal error",
+    501: "not supported by the model or the server",
+    503: "unavailable: loading, overloaded, or without a worker",
 }
 
 
@@ -451,7 +451,7 @@ def _json(schema: Schema) -> dict[str, Any]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Keyword arguments of a route: its body and its answers."""
+    """Return the keyword arguments of `Routes.add` that describe an endpoint's body and answers."""
     body, answer, streams = _ENDPOINTS[name]
     ollama = name.startswith("ollama")
     stream = {"application/x-ndjson": {"schema": _OBJECT}} if ollama else {"text/event-stream": {"schema": _EVENT}}

@@ -1,8 +1,8 @@
-"""Vertex AI's predict route: several requests to other endpoints in one, each in JSON of its own.
+"""Vertex AI's predict route: one request with several instances, each of them a request to another endpoint.
 
-A container learns from `AIP_…` variables what it is asked for
-(https://docs.cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements); instances name their endpoint
-under `@requestFormat`, by its path or by the path's words, as llama-server reads them (`server-http.cpp`, b11434).
+`AIP_…` variables configure the container
+(https://docs.cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements). An instance names its endpoint
+under `@requestFormat`, by its path or by the path in camel case, as in llama-server (`server-http.cpp`, b11434).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
 from llamado.http.answer import json_response
-from llamado.http.bodies import Bodies, Body
+from llamado.http.bodies import Body, BodyBudget
 from llamado.http.errors import ApiError, invalid
 from llamado.http.json_body import read_json
 from llamado.server.api.routes import Routes
@@ -28,21 +28,21 @@ log = logging.getLogger("llamado.server")
 
 MOST_INSTANCES = 128
 _FORMAT = "@requestFormat"
-# What an inner request shares with the one it came in.
+# Keys of the ASGI scope that an inner request copies from the outer one.
 _SHARED = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "query_string")
 
 
 def format_name(path: str) -> str:
-    """A path's words in camel case, without the version: `/v1/chat/completions` is `chatCompletions`."""
+    """Return a path in camel case without the version: `chatCompletions` for `/v1/chat/completions`."""
     first, *others = re.split("[/_-]", path.removeprefix("/v1").removeprefix("/").partition("{")[0].rstrip("/"))
     return first + "".join(word[:1].upper() + word[1:] for word in others)
 
 
 def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> Routes:
-    """The route; `paths` are the endpoints of `app` that instances can ask for, the first of a name has it."""
+    """Return the predict route. `paths`: endpoints of `app` for instances; the first of several with one name wins."""
     router = Routes("generate")
     if route in paths:
-        log.error("AIP_PREDICT_ROUTE=%s is another endpoint's path: nothing is predicted there", route)
+        log.error("AIP_PREDICT_ROUTE=%s is the path of another endpoint: the predict route is off", route)
         return router
     names: dict[str, str] = {path: path for path in paths}
     for path in paths:
@@ -65,7 +65,7 @@ def predict_router(app: ASGIApp, route: str, paths: Sequence[str]) -> Routes:
 
 
 async def _answer(app: ASGIApp, request: Request, names: Mapping[str, str], instance: Any) -> bytes:
-    """What an instance's endpoint says, as JSON; an error is an answer, too."""
+    """Return the answer of an instance's endpoint as JSON; errors are answers, too."""
     if not isinstance(instance, dict):
         return invalid("each instance must be a JSON object").body
     wanted = instance.get(_FORMAT)
@@ -77,30 +77,30 @@ async def _answer(app: ASGIApp, request: Request, names: Mapping[str, str], inst
     fields = {name: value for name, value in instance.items() if name != _FORMAT}
     if "stream" in fields:
         fields["stream"] = False  # one answer holds all predictions
-    said = await _ask(app, request, path, orjson.dumps(fields))
+    answer = await _call(app, request, path, orjson.dumps(fields))
     try:
-        orjson.loads(said)
+        orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return orjson.dumps(said.decode("utf-8", "replace")) if said else b"null"
-    return said
+        return orjson.dumps(answer.decode("utf-8", "replace")) if answer else b"null"
+    return answer
 
 
-async def _ask(app: ASGIApp, request: Request, path: str, body: bytes) -> bytes:
-    """The body of an endpoint's answer; the client's going away ends it."""
+async def _call(app: ASGIApp, request: Request, path: str, body: bytes) -> bytes:
+    """Call an endpoint and return the body of its answer; a disconnect of the client cancels it."""
     scope: Scope = {name: request.scope[name] for name in _SHARED if name in request.scope}
     headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
     scope.update(method="POST", path=path, raw_path=path.encode(), headers=headers)
-    scope["llamado.body"] = Body(Bodies())  # its room is that of the request around it
+    scope["llamado.body"] = Body(BodyBudget())  # the outer request's body counts for the memory limit
     parts: list[bytes] = []
-    given = False
+    sent = False
 
     async def send(message: Message) -> None:
         parts.append(message.get("body", b""))
 
     async def receive() -> Message:
-        nonlocal given
-        if not given:
-            given = True
+        nonlocal sent
+        if not sent:
+            sent = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await request.receive()
 

@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: its bodies as chat bodies, chat answers as its items and events.
+"""OpenAI's Responses API: converts its bodies to chat bodies, and chat answers to its items and events.
 
-Requests are read as llama-server reads them (`server-chat.cpp`, b11434). Answers and events have OpenAI's fields
-beside llama-server's, of which there are fewer.
+Requests are read as llama-server reads them (`server-chat.cpp`, b11434). Answers and events have all of OpenAI's
+fields; llama-server has fewer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, progress_json, timings_json, was_cut
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import table, text, written
+from llamado.server.generate.json_values import json_text, mapping, text
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part, PartialCall, random_id
@@ -73,34 +73,34 @@ def _tool_output(part: Any) -> dict[str, Any]:
 
 
 def _summary(parts: list[Any]) -> str:
-    """The text of a summary of thoughts."""
+    """Return the text of a reasoning summary."""
     return "\n\n".join(text(part, "text") for part in parts if isinstance(part, dict))
 
 
 def _call(item: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The name of the tool that an item calls, and its arguments as JSON."""
+    """Return the tool's name and the arguments, as JSON, of an item that is a call."""
     kind, action, given = item["type"], item.get("action"), item.get("input")
-    if kind == "custom_tool_call":  # its input is a text of no form
-        return item.get("name"), written({"input": given}) if isinstance(given, str) else None
+    if kind == "custom_tool_call":  # its input is free text
+        return item.get("name"), json_text({"input": given}) if isinstance(given, str) else None
     if kind == "local_shell_call":
-        return "local_shell", written(action) if isinstance(action, dict) else None
+        return "local_shell", json_text(action) if isinstance(action, dict) else None
     return item.get("name"), item.get("arguments")
 
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _HOSTED = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call")
-"""Calls of tools that ran at OpenAI: what came of them is in the messages behind them."""
+"""Calls of tools that ran at OpenAI; the messages after them have the results."""
 
 
 class _Messages:
-    """Items of a conversation put together to messages: one of the assistant holds text, thoughts and calls."""
+    """Builder of chat messages from items: text, reasoning and calls of one turn go into one assistant message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
     def add(self, item: Any) -> None:
-        """Take the next item. Raises ApiError for one of no known kind."""
+        """Add the next item. Raises ApiError for an unknown kind."""
         fields = item if isinstance(item, dict) else {}
         kind, role, content = fields.get("type"), fields.get("role"), fields.get("content")
         if role in ("user", "system", "developer") and isinstance(content, (str, list)):
@@ -109,9 +109,9 @@ class _Messages:
             self.messages.append({**message, "content": [_input_part(part) for part in parts]})
         elif role == "assistant" and (kind == "message" or (kind is None and isinstance(content, (str, list)))):
             parts = [{"type": "output_text", "text": content}] if isinstance(content, str) else content or []
-            said = [_output_part(part) for part in parts] if isinstance(parts, list) else []
             message = self._assistant()
-            message["content"] = [*message["content"], *said]
+            converted = [_output_part(part) for part in parts] if isinstance(parts, list) else []
+            message["content"] = [*message["content"], *converted]
         elif kind in _CALLS:
             name, arguments = _call(fields)
             if not all(isinstance(given, str) for given in (name, arguments, fields.get("call_id"))):
@@ -123,32 +123,32 @@ class _Messages:
             output = fields.get("output")
             if not isinstance(output, (str, list)):
                 raise invalid("Cannot determine type of 'item'")
-            told = output if isinstance(output, str) else [_tool_output(part) for part in output]
+            result = output if isinstance(output, str) else [_tool_output(part) for part in output]
             self.messages.append(
-                {"role": "tool", "content": told, "tool_call_id": fields.get("call_id", fields.get("id"))}
+                {"role": "tool", "content": result, "tool_call_id": fields.get("call_id", fields.get("id"))}
             )
         elif kind == "reasoning" and isinstance(fields.get("summary"), list):
-            thought = _summary(fields["summary"]) if content is None else _thought(content)
-            if thought:  # what OpenAI's own models thought is encrypted
-                self._assistant()["reasoning_content"] = thought
+            reasoning = _summary(fields["summary"]) if content is None else _reasoning(content)
+            if reasoning:  # the reasoning of OpenAI's own models is encrypted, so there is no text
+                self._assistant()["reasoning_content"] = reasoning
         elif kind == "item_reference":
-            self._refer(text(fields, "id"))
+            self._check_reference(text(fields, "id"))
         elif kind not in _HOSTED:
             raise invalid("Cannot determine type of 'item'")
 
-    def _refer(self, id: str) -> None:
-        """An item that OpenAI keeps. Raises ApiError for one without which the conversation is another."""
+    def _check_reference(self, id: str) -> None:
+        """Raise ApiError for a reference to an item other than reasoning or a web search, which may be missing."""
         if not id.startswith(("rs_", "ws_")):
             raise invalid(f"llamado keeps no items: send {id[:100]!r} itself instead of an 'item_reference' to it")
 
     def _assistant(self) -> dict[str, Any]:
-        """The assistant's message that is being put together."""
+        """Return the current message of the assistant; start one after another role."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": []})
         return self.messages[-1]
 
 
-def _thought(content: Any) -> str:
+def _reasoning(content: Any) -> str:
     if not isinstance(content, list):
         raise invalid("item['content'] is not an array")
     if not content:
@@ -165,7 +165,7 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     tools = []
     for tool in given:
         fields = tool if isinstance(tool, dict) else {}
-        if fields.get("type") == "function":  # others, such as a search of the web, run at OpenAI only
+        if fields.get("type") == "function":  # hosted tools, such as web search, exist only at OpenAI
             function = {"strict": True} | {k: v for k, v in fields.items() if k != "type" and v is not None}
             tools.append({"type": "function", "function": function})
         elif fields.get("type") == "custom":
@@ -173,7 +173,7 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     return tools
 
 
-def _offered(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tool_objects(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = body.get("tools")
     return [tool for tool in given if isinstance(tool, dict)] if isinstance(given, list) else []
 
@@ -183,17 +183,18 @@ def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
 
     Templates are shown `strict` for other tools, too. Raises ApiError.
     """
-    strict = {text(tool, "name"): None for tool in _offered(body) if tool.get("strict") is True}
-    custom = {text(tool, "name"): enforced_input(tool) for tool in _offered(body) if tool.get("type") == "custom"}
+    tools = _tool_objects(body)
+    strict = {text(tool, "name"): None for tool in tools if tool.get("strict") is True}
+    custom = {text(tool, "name"): enforced_input(tool) for tool in tools if tool.get("type") == "custom"}
     return {**strict, **{name: schema for name, schema in custom.items() if schema is not None}}
 
 
 def _custom_tools(body: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(text(tool, "name") for tool in _offered(body) if tool.get("type") == "custom")
+    return frozenset(text(tool, "name") for tool in _tool_objects(body) if tool.get("type") == "custom")
 
 
 def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of the Responses API as one of the chat API. Raises ApiError."""
+    """Convert a body of the Responses API to one of the chat API. Raises ApiError."""
     if "input" not in body:
         raise invalid("'input' is required")
     if text(body, "previous_response_id"):
@@ -201,9 +202,9 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             "llamado keeps no responses: 'previous_response_id' is not supported; send the whole conversation"
         )
     given = body["input"]
-    spelled = {row.responses: row.names[-1] for row in PARAMETERS if row.responses}
-    taken = {"input", "instructions", "tools", "reasoning", "text", "tool_choice", *spelled}
-    chat = {name: value for name, value in body.items() if name not in taken}
+    renamed = {row.responses: row.names[-1] for row in PARAMETERS if row.responses}
+    converted = {"input", "instructions", "tools", "reasoning", "text", "tool_choice", *renamed}
+    chat = {name: value for name, value in body.items() if name not in converted}
     messages = _Messages()
     if isinstance(body.get("instructions"), str):
         messages.messages.append({"role": "system", "content": body["instructions"]})
@@ -219,13 +220,13 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = tools
         if "tool_choice" in body:
             chat["tool_choice"] = body["tool_choice"]
-    chat |= {name: body[ours] for ours, name in spelled.items() if ours in body}
-    effort = table(body, "reasoning").get("effort")
+    chat |= {name: body[field] for field, name in renamed.items() if field in body}
+    effort = mapping(body, "reasoning").get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
-    form = table(table(body, "text"), "format")
+    form = mapping(mapping(body, "text"), "format")
     if form:
-        # The Responses API has the schema's fields where the chat API has them under `json_schema`.
+        # The Responses API has the fields of a schema in `format`, the chat API one level down, under `json_schema`.
         nested = {"type": "json_schema", "json_schema": form}
         chat["response_format"] = nested if form.get("type") == "json_schema" else form
     return chat
@@ -234,41 +235,41 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 class ResponsesFormat:
     """Answers and events of the Responses API.
 
-    A stream's events are numbered; each output item is added, grows by deltas, and is done before the next one begins.
+    The events of a stream are numbered. An output item is added, extended by deltas, and done before the next one.
     """
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest, custom: Set[str] = frozenset()) -> None:
-        """`custom`: the tools whose calls have a text of no form as their input."""
-        self._asked = asked
+    def __init__(self, request: GenerationRequest, custom: Set[str] = frozenset()) -> None:
+        """`custom`: the names of custom tools, whose calls have a text as their input."""
+        self._request = request
         self._custom = custom
         self._input = CustomInput()
-        """Of the open item, if that is a call of such a tool."""
+        """The reader of the open item's input, if the item is a call of a custom tool."""
         self._id = f"resp_{random_id()}"
         self._created = int(time.time())
-        self._reader = answer_reader(asked)
+        self._reader = answer_reader(request)
         self._number = 0
         self._begun = False
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        """The last of `_items` while it grows."""
-        self._grown: list[str] = []
+        """The last of `_items` until it is done."""
+        self._deltas: list[str] = []
 
     # Whole answers
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         self._reader.push(results[0].content)
-        self._reader.finish(was_cut(self._asked, results[0]))
+        self._reader.finish(was_cut(self._request, results[0]))
         return orjson.dumps(self._response(results[0], _items(self._reader, self._custom)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """The `response` object; without a result it is one in progress."""
+        """Return the `response` object; without a result, the response is in progress."""
         status = "in_progress" if result is None else _status(result)
         if status == "incomplete" and output:
             output[-1]["status"] = status
-        engine = self._asked.engine
+        engine = self._request.engine
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -279,7 +280,7 @@ class ResponsesFormat:
             "instructions": None,
             "max_output_tokens": engine.n_predict if engine.n_predict >= 0 else None,
             "metadata": {},
-            "model": self._asked.model,
+            "model": self._request.model,
             "output": output,
             "parallel_tool_calls": True,
             "previous_response_id": None,
@@ -317,7 +318,7 @@ class ResponsesFormat:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where an event of the open item belongs."""
+        """The fields of an event that refer to the open item."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _part(self, part: Part) -> Iterator[dict[str, Any]]:
@@ -326,7 +327,7 @@ class ResponsesFormat:
                 yield from self._add({"id": _new("msg"), "type": "message", "role": "assistant", "content": []})
                 empty = _text_part("")
                 yield self._event("response.content_part.added", {**self._place, "content_index": 0, "part": empty})
-            self._grown.append(part.text)
+            self._deltas.append(part.text)
             delta = {"content_index": 0, "delta": part.text, "logprobs": []}
             yield self._event("response.output_text.delta", {**self._place, **delta})
         elif isinstance(part, Reasoning):
@@ -334,18 +335,18 @@ class ResponsesFormat:
                 yield from self._add(
                     {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [], "encrypted_content": ""}
                 )
-            self._grown.append(part.text)
+            self._deltas.append(part.text)
             yield self._event("response.reasoning_text.delta", {**self._place, "content_index": 0, "delta": part.text})
         else:
             if part.head:
                 yield from self._add(_call_item(part.call, self._custom))
                 self._input = CustomInput()
             is_custom = self._items[-1]["type"] == "custom_tool_call"
-            grown = self._input.push(part.arguments) if is_custom else part.arguments
-            if grown:
-                self._grown.append(grown)
+            arguments = self._input.push(part.arguments) if is_custom else part.arguments
+            if arguments:
+                self._deltas.append(arguments)
                 kind = "custom_tool_call_input" if is_custom else "function_call_arguments"
-                yield self._event(f"response.{kind}.delta", {**self._place, "delta": grown})
+                yield self._event(f"response.{kind}.delta", {**self._place, "delta": arguments})
 
     def _add(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
@@ -356,31 +357,31 @@ class ResponsesFormat:
         yield self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """The open item is done."""
-        item, grown = self._open, "".join(self._grown)
+        """Yield the events that complete the open item, if there is one."""
+        item, whole = self._open, "".join(self._deltas)
         if item is None:
             return
         if item["type"] == "message":
             done = {**self._place, "content_index": 0}
-            yield self._event("response.output_text.done", {**done, "text": grown, "logprobs": []})
-            item["content"] = [_text_part(grown)]
+            yield self._event("response.output_text.done", {**done, "text": whole, "logprobs": []})
+            item["content"] = [_text_part(whole)]
             yield self._event("response.content_part.done", {**done, "part": item["content"][0]})
         elif item["type"] == "reasoning":
-            item["content"] = [{"type": "reasoning_text", "text": grown}]
-            yield self._event("response.reasoning_text.done", {**self._place, "content_index": 0, "text": grown})
+            item["content"] = [{"type": "reasoning_text", "text": whole}]
+            yield self._event("response.reasoning_text.done", {**self._place, "content_index": 0, "text": whole})
         elif item["type"] == "custom_tool_call":
             if rest := self._input.finish():
-                grown += rest
+                whole += rest
                 yield self._event("response.custom_tool_call_input.delta", {**self._place, "delta": rest})
-            item["input"] = grown
-            yield self._event("response.custom_tool_call_input.done", {**self._place, "input": grown})
+            item["input"] = whole
+            yield self._event("response.custom_tool_call_input.done", {**self._place, "input": whole})
         else:
-            item["arguments"] = grown
-            done = {**self._place, "name": item["name"], "arguments": grown}
+            item["arguments"] = whole
+            done = {**self._place, "name": item["name"], "arguments": whole}
             yield self._event("response.function_call_arguments.done", done)
         item["status"] = status
         yield self._event("response.output_item.done", {"output_index": len(self._items) - 1, "item": item})
-        self._open, self._grown = None, []
+        self._open, self._deltas = None, []
 
     def token(self, index: int, event: Token) -> bytes:
         events = list(self._begin())
@@ -399,7 +400,7 @@ class ResponsesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin())
-        for part in self._reader.finish(was_cut(self._asked, result)):
+        for part in self._reader.finish(was_cut(self._request, result)):
             events += self._part(part)
         events += self._close(_status(result))
         response = self._response(result, self._items)
@@ -429,12 +430,12 @@ def _written(events: list[dict[str, Any]]) -> bytes:
     return b"".join(b"event: " + e["type"].encode() + b"\ndata: " + orjson.dumps(e) + b"\n\n" for e in events)
 
 
-def _text_part(said: str) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
 
 def _call_item(call: PartialCall, custom: Set[str]) -> dict[str, Any]:
-    # llama-server puts `call_` before an id here; one that the model gave with it keeps it as it is.
+    # Like llama-server, prefix ids with `call_`, but not those that have the prefix from the model.
     call_id = call.id if call.id.startswith("call_") else f"call_{call.id}"
     if call.name in custom:
         item = {"id": f"ctc_{call.id}", "type": "custom_tool_call", "call_id": call_id, "name": call.name}
@@ -449,11 +450,11 @@ def _call_item(call: PartialCall, custom: Set[str]) -> dict[str, Any]:
 
 
 def _items(reader: AnswerReader, custom: Set[str]) -> list[dict[str, Any]]:
-    """A whole answer as output items."""
+    """Return a whole answer as output items."""
     output: list[dict[str, Any]] = []
     if reader.reasoning:
-        thought = {"type": "reasoning_text", "text": reader.reasoning}
-        item = {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [thought], "encrypted_content": ""}
+        part = {"type": "reasoning_text", "text": reader.reasoning}
+        item = {"id": _new("rs"), "type": "reasoning", "summary": [], "content": [part], "encrypted_content": ""}
         output.append({**item, "status": "completed"})
     if reader.content:
         item = {"id": _new("msg"), "type": "message", "role": "assistant", "content": [_text_part(reader.content)]}
@@ -462,7 +463,7 @@ def _items(reader: AnswerReader, custom: Set[str]) -> list[dict[str, Any]]:
 
 
 def responses_router(generator: Generator) -> Routes:
-    """OpenAI's Responses API."""
+    """Return the routes of OpenAI's Responses API."""
     router = Routes("generate")
 
     @router.post("/v1/responses", **describe("responses"))

@@ -1,4 +1,4 @@
-"""Endpoints by families: where each one is, who answers there, and what the OpenAPI document says of it."""
+"""Routes of endpoints by family, with their entries in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _UNDESCRIBED = {200: {"description": "done", "content": {"application/json": {"s
 
 
 class ApiRoute(Route):
-    """An endpoint of one method. HEAD is answered by what is in front of all endpoints, from GET."""
+    """An endpoint of one method. A layer in front of all endpoints answers HEAD with GET."""
 
     def __init__(self, path: str, endpoint: Endpoint, method: str, operation: Mapping[str, Any] | None) -> None:
         super().__init__(path, endpoint)
         self.method = method
         self.methods = {method}
         self.operation = operation
-        """What the document says of it; None: nothing."""
+        """The operation in the OpenAPI document; None: hidden."""
 
 
 class Routes:
-    """The endpoints of one family, in the order in which they are tried."""
+    """The endpoints of one family, in the order of matching."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.routes: list[ApiRoute] = []
 
     def get(self, path: str, **described: Any) -> Callable[[_E], _E]:
-        """The function answers GET there; see `add`."""
+        """Decorate the endpoint of GET for a path; `described`: see `add`."""
         return lambda endpoint: self.add("GET", path, endpoint, **described)
 
     def post(self, path: str, **described: Any) -> Callable[[_E], _E]:
-        """The function answers POST there; see `add`."""
+        """Decorate the endpoint of POST for a path; `described`: see `add`."""
         return lambda endpoint: self.add("POST", path, endpoint, **described)
 
     def add(
@@ -51,7 +51,11 @@ class Routes:
         operation: Mapping[str, Any] | None = None,
         hidden: bool = False,
     ) -> _E:
-        """An endpoint: its answers by status and what else the document says of it, if it is in there at all."""
+        """Add an endpoint and return it.
+
+        `responses`: OpenAPI descriptions of its answers by status; `operation`: further fields of its OpenAPI
+        operation; `hidden`: not in the document.
+        """
         name = endpoint.__name__
         found = {
             "tags": [self.tag],
@@ -68,7 +72,7 @@ class Routes:
 
 
 def document(families: Iterable[Routes], title: str, version: str) -> dict[str, Any]:
-    """The OpenAPI document of the endpoints."""
+    """Return the OpenAPI document of the endpoints."""
     paths: dict[str, dict[str, Any]] = {}
     for family in families:
         for route in family.routes:

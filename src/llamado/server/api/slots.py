@@ -1,6 +1,6 @@
-"""Saving, restoring and erasing what slots hold: `POST /slots/{id}?action=save|restore|erase`.
+"""Saving, restoring and erasing slots: `POST /slots/{id}?action=save|restore|erase`.
 
-Files lie in one folder, and no name in a request leads out of it: a name is one component of a path, and links are not
+All files are in one folder. Names in requests cannot leave it: a name is one component of a path, and links are not
 followed.
 """
 
@@ -24,9 +24,9 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported
 from llamado.server.state import ServerState
 
-# As C's strtol reads it: what follows the digits does not matter.
+# As C's strtol: everything after the digits is ignored.
 _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
-# Characters that a file system or a shell takes for something else, and such that look like dots and slashes.
+# Characters that are special for file systems or shells, and characters that look like dots and slashes.
 _FORBIDDEN = re.compile(
     r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2024\u2044\u2215\u2216\u29f8\u29f9\ufe68\uff0e\uff0f\uff3c\ufeff\ufffd\ud800-\udfff]'
 )
@@ -35,8 +35,8 @@ _LONGEST_NAME = 255  # bytes, on all usual file systems
 
 
 @runtime_checkable
-class KeepsSlots(Protocol):
-    """An engine with slots that can be put aside."""
+class SlotFileEngine(Protocol):
+    """An engine that saves slots to files and restores them."""
 
     def save_slot(self, id_slot: int, path: Path) -> Future[SlotFile]: ...
 
@@ -46,9 +46,9 @@ class KeepsSlots(Protocol):
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file in a folder and nothing else.
+    """Return True for the name of a file directly in a folder.
 
-    As llama.cpp's fs_validate_filename, and stricter: no hidden files, which include those that are being written.
+    Stricter than llama.cpp's fs_validate_filename: no hidden files, which include unfinished slot files.
     """
     return (
         name != ""
@@ -61,7 +61,7 @@ def is_plain_name(name: str) -> bool:
 
 
 async def _filename(request: Request) -> str:
-    """`filename` of the body. Raises ApiError."""
+    """Return `filename` of the body. Raises ApiError."""
     body = await read_json(request)
     if not isinstance(body, dict) or "filename" not in body:
         raise invalid("key 'filename' not found")
@@ -74,7 +74,7 @@ async def _filename(request: Request) -> str:
 
 
 def slots_router(state: ServerState) -> Routes:
-    """The routes; `state.switches.slot_save_path` is the folder."""
+    """Return the routes of slot files, which are in the folder `state.switches.slot_save_path`."""
     router = Routes("slots")
 
     @router.post("/slots/{id_slot}", operation=_ACTION)
@@ -82,7 +82,7 @@ def slots_router(state: ServerState) -> Routes:
         id_slot, action = request.path_params["id_slot"], request.query_params.get("action", "")
         folder = state.switches.slot_save_path
         engine = state.served.engine if state.served is not None else None
-        if folder is None or not isinstance(engine, KeepsSlots):
+        if folder is None or not isinstance(engine, SlotFileEngine):
             raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
         number = _NUMBER.match(id_slot)
         if number is None or abs(id := int(number[1][:20])) > 0x7FFF_FFFF:
@@ -109,12 +109,14 @@ def slots_router(state: ServerState) -> Routes:
 
 
 def answer(action: str, id_slot: int, name: str, done: SlotFile) -> dict[str, object]:
-    """llama-server's answer to a slot that was saved or restored."""
-    what, size, ms = ("n_saved", "n_written", "save_ms") if action == "save" else ("n_restored", "n_read", "restore_ms")
+    """Return llama-server's answer for a saved or restored slot."""
+    tokens, size, ms = (
+        ("n_saved", "n_written", "save_ms") if action == "save" else ("n_restored", "n_read", "restore_ms")
+    )
     return {
         "id_slot": id_slot,
         "filename": name,
-        what: done.n_tokens,
+        tokens: done.n_tokens,
         size: done.n_bytes,
         "timings": {ms: round(1e3 * done.seconds, 3)},
     }

@@ -1,4 +1,4 @@
-"""The endpoints that look without touching: health, slots, properties, models, metrics. All answer from snapshots."""
+"""Read-only endpoints: health, slots, properties, models, metrics. All answer from snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_s
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.submission import SubmittedRequest
-from llamado.server.model import ModelInfo, Served
+from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 
 _HEALTHY = b'{"status":"ok"}'
@@ -49,13 +49,13 @@ def _object(required: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _answers(schema: Mapping[str, Any], *errors: int, busy: Mapping[str, Any] | None = None) -> dict[int | str, Any]:
-    """OpenAPI descriptions of an endpoint's answers: 200, its errors, and 503 while the model is loaded."""
+    """Return OpenAPI descriptions of an endpoint's answers: 200, its errors, and 503 while the model is loading."""
     failed: dict[int | str, Any] = {status: {"description": "error", **_json(_ERROR)} for status in errors}
     unavailable = _ERROR if busy is None else {"anyOf": [_ERROR, busy]}
     return {
         200: {"description": "done", **_json(schema)},
         **failed,
-        503: {"description": "not now", **_json(unavailable)},
+        503: {"description": "unavailable", **_json(unavailable)},
     }
 
 
@@ -109,7 +109,7 @@ _METRICS: dict[int | str, Any] = {
 
 
 def model_json(info: ModelInfo) -> dict[str, Any]:
-    """The model as an entry of `/v1/models`."""
+    """Return the model as an entry of `/v1/models`."""
     return {
         "id": info.name,
         "aliases": list(info.aliases),
@@ -132,7 +132,7 @@ def model_json(info: ModelInfo) -> dict[str, Any]:
 
 
 def models_json(info: ModelInfo) -> dict[str, Any]:
-    """`/v1/models` in OpenAI's form and, under `models`, in Ollama's."""
+    """Return the body of `/v1/models`, in OpenAI's form and, under `models`, in Ollama's."""
     ollama = {
         "name": info.name,
         "model": info.name,
@@ -156,8 +156,8 @@ def models_json(info: ModelInfo) -> dict[str, Any]:
     return {"models": [ollama], "object": "list", "data": [model_json(info)]}
 
 
-def props_json(served: Served, state: ServerState) -> dict[str, Any]:
-    """`/props`."""
+def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
+    """Return the body of `/props`."""
     info, switches = served.info, state.switches
     sampling = served.defaults.sampling
     defaults = GenerationRequest(engine=EngineRequest(prompt=[], sampling=sampling))
@@ -189,7 +189,7 @@ def props_json(served: Served, state: ServerState) -> dict[str, Any]:
 
 
 def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
-    """One slot of `/slots`; a slot that never worked has no task fields."""
+    """Return a slot as an entry of `/slots`; without task fields before its first request."""
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
@@ -198,7 +198,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
     }
     request = slot.request
     if request is not None:
-        asked = request.asked if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
+        source = request.source if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
         next_token = {
             "has_next_token": slot.has_next_token,
             "has_new_line": slot.has_new_line,
@@ -210,14 +210,14 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
             "n_prompt_tokens": slot.n_prompt_tokens,
             "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
             "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-            "params": generation_settings(asked, seed=request.sampling.seed, brief=True),
+            "params": generation_settings(source, seed=request.sampling.seed, brief=True),
             "next_token": [next_token],
         }
     return shown
 
 
 def health_body(state: ServerState) -> tuple[int, bytes]:
-    """Status and body of `/health`; while loading, also of every other path."""
+    """Return status and body of `/health`; while the model is loading, also of every other path."""
     if state.served is not None:
         fault = state.served.engine.snapshot().fault
         if fault is None:
@@ -233,18 +233,18 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
 
 
 def live_body(state: ServerState) -> tuple[int, bytes]:
-    """Status and body of `/livez`: 503 only where a new process would help, so never for a worker that is away."""
+    """Return status and body of `/livez`: 503 only if a restart of the process helps, so never for a lost worker."""
     limit, served = state.switches.hang_timeout, state.served
     seconds = 0.0 if served is None else served.engine.stalled()
     if not limit or seconds <= limit:
         return 200, _HEALTHY
-    what = "its thread has ended" if seconds == math.inf else f"a step takes {seconds:.0f} s already"
-    error = ApiError("unavailable_error", f"the engine hangs: {what} (--hang-timeout {limit:g})")
+    reason = "its thread has ended" if seconds == math.inf else f"a step takes {seconds:.0f} s already"
+    error = ApiError("unavailable_error", f"the engine hangs: {reason} (--hang-timeout {limit:g})")
     return error.status, error.body
 
 
-def _healthy(served: Served) -> bytes:
-    """The body of a server that answers; `degraded` lists devices that it does without."""
+def _healthy(served: ServedModel) -> bytes:
+    """Return the body of `/health` of a healthy server; `degraded` lists lost devices that it works without."""
     degraded = served.engine.snapshot().degraded
     if not degraded:
         return _HEALTHY
@@ -252,13 +252,16 @@ def _healthy(served: Served) -> bytes:
 
 
 def _away_json(away: Away) -> dict[str, Any]:
-    """A worker whose layers are elsewhere, and what is where."""
+    """Return a lost worker and the devices that have its layers now."""
     since = round(away.since, 3)
     return {"device": away.device, "since": since, "why": away.why, "layers": away.layers, "now": dict(away.now)}
 
 
-def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
-    """`/health` as older servers gave it: with the number of slots, and 503 when all are busy and one is wanted."""
+def _slots_health(served: ServedModel, query: QueryParams) -> tuple[int, bytes]:
+    """Return status and body of `/health` with the query parameters of older llama-servers.
+
+    `include_slots` adds counts of slots; `fail_on_no_slot` returns 503 if all are busy.
+    """
     slots = served.engine.snapshot().slots
     busy = sum(slot.is_processing for slot in slots)
     shown: dict[str, Any] = orjson.loads(_healthy(served))
@@ -270,11 +273,11 @@ def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
 
 
 def monitor_router(state: ServerState) -> Routes:
-    """Endpoints for people and machines that watch the server."""
+    """Return the routes of health checks, models, properties, slots and metrics."""
     router = Routes("monitor")
 
     @router.get("/livez", responses=_LIVE)
-    @router.get("/healthz", responses=_LIVE)  # what old manifests restart containers by
+    @router.get("/healthz", responses=_LIVE)  # the liveness probe of old manifests
     async def live(_: Request) -> Response:
         status, body = live_body(state)
         return json_response(body, status)

@@ -21,7 +21,7 @@ from llamado.server.model import ServedTokenizer
 
 
 def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
-    """A token with its text, or its bytes where they are not UTF-8 alone."""
+    """Return a token with its text, or with its bytes if they are not valid UTF-8."""
     raw = tokenizer.piece(token, special=True) if 0 <= token < tokenizer.n_vocab else b""
     try:
         return {"id": token, "piece": raw.decode()}
@@ -30,7 +30,7 @@ def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
 
 
 def text_router(generator: Generator) -> Routes:
-    """Text to tokens and back."""
+    """Return the routes of `/tokenize` and `/detokenize`."""
     router = Routes("text")
 
     @router.post("/tokenize", **describe("tokenize"))
@@ -49,7 +49,7 @@ def text_router(generator: Generator) -> Routes:
                 raise invalid("tokens must be 32-bit whole numbers")
             return orjson.dumps({"tokens": [_piece(tokenizer, t) for t in tokens] if pieces else tokens})
 
-        return json_response(await off_loop(work, size_of(content), patient=True))
+        return json_response(await off_loop(work, size_of(content), background=True))
 
     @router.post("/detokenize", **describe("detokenize"))
     async def detokenize(request: Request) -> Response:
@@ -68,6 +68,6 @@ def text_router(generator: Generator) -> Routes:
             tokens = [int(token) for token in given]
             return orjson.dumps({"content": tokenizer.decode(tokens, special=True)})
 
-        return json_response(await off_loop(work, 4 * len(given), patient=True))
+        return json_response(await off_loop(work, 4 * len(given), background=True))
 
     return router

@@ -1,4 +1,4 @@
-"""Chat bodies in OpenAI's form → GenerationRequest (`oaicompat_chat_params_parse`, b11434)."""
+"""Chat bodies in OpenAI's form, read into a GenerationRequest (`oaicompat_chat_params_parse`, b11434)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.constraints import Limits, ReasoningBudget, preserved_tokens
+from llamado.server.generate.constraints import OutputConstraints, ReasoningBudget, preserved_tokens
 from llamado.server.generate.fields import read_fields
-from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
+from llamado.server.generate.json_values import (
+    MOST_ITEMS,
+    check_length,
+    flag,
+    integer,
+    json_text,
+    mapping,
+    text,
+    type_name,
+)
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat, StrictTools
@@ -21,7 +30,7 @@ from llamado.text.template.chat import ChatTemplate
 
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
 
-# Fields of a chat body that mean something here and nothing to `/completion`.
+# Fields of a chat body that are read here; `read_fields` reads the others, as for `/completion`.
 _CHAT_FIELDS = frozenset(
     {
         "messages", "prompt", "stop", "tools", "tool_choice", "parallel_tool_calls",
@@ -30,14 +39,14 @@ _CHAT_FIELDS = frozenset(
         "reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags",
     }
 )  # fmt: skip
-# Variables of a template that a client's `chat_template_kwargs` cannot set: they have fields of their own.
+# Template variables that `chat_template_kwargs` cannot set, because the body has fields for them.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
-_PARTS = ("content", "reasoning_content")  # of a message, which an answer can go on with
+_PARTS = ("content", "reasoning_content")  # parts of a message that an answer can continue
 _MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
 
 
 class PlainParser:
-    """Takes everything for content."""
+    """An answer parser that returns all text as content (`--skip-chat-parsing`)."""
 
     def push(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
@@ -78,7 +87,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
         raise _unreadable("Missing tool call arguments")
     arguments = function["arguments"]
     if not isinstance(arguments, str):
-        arguments = written(arguments)
+        arguments = json_text(arguments)
     if call.get("id") is not None and not isinstance(call["id"], str):
         raise _unreadable("a tool call's 'id' must be a string")
     return {**call, "function": {**function, "arguments": arguments}}
@@ -150,7 +159,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """OpenAI's tool_choice in all its forms: the dialects' word for it, and the tools that are left."""
+    """Return OpenAI's `tool_choice`, in any of its forms, as the dialects name it, and the tools that it allows."""
     choice = body.get("tool_choice")
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
@@ -159,7 +168,7 @@ def _tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]]) -> tuple[
     if not isinstance(choice, dict):
         return "auto", tools
     if choice.get("type") == "allowed_tools":
-        allowed = table(choice, "allowed_tools") or choice
+        allowed = mapping(choice, "allowed_tools") or choice
         given = allowed.get("tools")
         names = {_tool_name(tool) for tool in given} if isinstance(given, list) else set()
         mode = allowed.get("mode")
@@ -174,24 +183,24 @@ def _tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]]) -> tuple[
 
 def _tool_name(value: Any) -> str:
     fields = value if isinstance(value, dict) else {}
-    return text(table(fields, "function"), "name") or text(fields, "name")
+    return text(mapping(fields, "function"), "name") or text(fields, "name")
 
 
-def _content_limit(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | bool | None, GrammarSource | None, str]:
-    """What the content must look like: a schema or a grammar, and the field that says it."""
+def _content_constraint(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | bool | None, GrammarSource | None, str]:
+    """Return the schema or the grammar of the content, and the field of the body that gave it."""
     schema, field = body.get("json_schema"), "json_schema"
     grammar = text(body, "grammar")
     if schema is not None and grammar:
         raise invalid("Cannot use both json_schema and grammar")
-    form = table(body, "response_format")
+    form = mapping(body, "response_format")
     kind = text(form, "type")
     if kind == "json_object":
         if "schema" in form or not schema:
             schema, field = form.get("schema"), "response_format"
             schema = {} if schema is None else schema
     elif kind == "json_schema":
-        # Beside OpenAI's form the one of llama-server's README, with the schema one level up.
-        schema, field = table(form, "json_schema").get("schema"), "response_format"
+        # llama-server's README has the schema one level up from where OpenAI has it; both are accepted.
+        schema, field = mapping(form, "json_schema").get("schema"), "response_format"
         if schema is None:
             schema = form.get("schema")
         schema = {} if schema is None else schema
@@ -207,18 +216,18 @@ def _content_limit(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | bool | 
 
 
 def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict[str, Any], bool | None]:
-    """The template's own variables, and whether the model shall think (None: as the template does)."""
+    """Return the template's variables, and True or False to turn reasoning on or off (None: the template's default)."""
     options = dict(switches.chat_template_kwargs)
     if switches.reasoning_effort not in ("", "default", "none"):
         options["reasoning_effort"] = switches.reasoning_effort
-    options |= table(body, "chat_template_kwargs")
+    options |= mapping(body, "chat_template_kwargs")
     thinking: bool | None = {"on": True, "off": False}.get(switches.reasoning)
     if switches.reasoning_effort == "none":
         thinking = False
-    asked = options.pop("enable_thinking", None)
-    if isinstance(asked, bool):
-        thinking = asked
-    elif isinstance(asked, str):
+    enable_thinking = options.pop("enable_thinking", None)
+    if isinstance(enable_thinking, bool):
+        thinking = enable_thinking
+    elif isinstance(enable_thinking, str):
         raise invalid('invalid type for "enable_thinking" (expected boolean, got string)')
     effort = text(body, "reasoning_effort")
     if effort == "none":
@@ -232,10 +241,11 @@ def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict
 def _continued(
     body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches
 ) -> tuple[ContinuedMessage | None, bool]:
-    """What the answer goes on with, taken off the end of `messages`, and whether the template opens an answer.
+    """Remove the message that the answer continues from the end of `messages`, and return it.
 
-    Said by `continue_final_message` as in vLLM (true, or which part of the message goes on), or by a last message of
-    the assistant alone.
+    The second value is True if the template opens an answer. A client asks for a continuation with
+    `continue_final_message`, as in vLLM (true, or the name of the part to continue), or with a last message of the
+    assistant.
     """
     generate = flag(body, "add_generation_prompt", True)
     wish = body.get("continue_final_message")
@@ -253,15 +263,15 @@ def _continued(
         return None, generate
     messages.pop()
     if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
-        return None, False  # as llama-server: nothing of the answer is opened for a message of nothing
+        return None, False  # as llama-server: the template opens no answer for an empty message
     return ContinuedMessage.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
 def _conversation(
     body: Mapping[str, Any], switches: Switches, strict_tools: StrictTools | None
 ) -> tuple[Conversation, str]:
-    """What the dialects take of a body, and the field that says what the content must look like."""
-    limit, grammar, limited_by = _content_limit(body)
+    """Return the conversation for the dialects, and the field of the body that constrains the content."""
+    schema, grammar, field = _content_constraint(body)
     messages = _messages(body)
     tools = _tools(body)
     if not switches.jinja:
@@ -285,7 +295,7 @@ def _conversation(
         strict_tools=strict_tools,
         tool_choice=choice,
         parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
-        json_schema=limit,
+        json_schema=schema,
         grammar=grammar,
         add_generation_prompt=generate,
         continued=continued,
@@ -294,22 +304,22 @@ def _conversation(
         parse_tool_calls=not pure and flag(body, "parse_tool_calls", True),
         template_options=template_options,
     )
-    return conversation, "" if tools and choice != "none" else limited_by
+    return conversation, "" if tools and choice != "none" else field
 
 
-def _answer(body: Mapping[str, Any], switches: Switches) -> tuple[int | None, list[str], int]:
-    """What a body wants of the answer under names of its own: likeliest tokens, stops, and a budget for thoughts."""
+def _answer_options(body: Mapping[str, Any], switches: Switches) -> tuple[int | None, list[str], int]:
+    """Return `n_probs` (None: no log-probabilities), the stop strings and the reasoning budget, in tokens."""
     n_probs = None
     if flag(body, "logprobs"):
-        n_probs = whole(body, "top_logprobs", 20)
+        n_probs = integer(body, "top_logprobs", 20)
     elif body.get("top_logprobs") is not None:
         raise invalid("top_logprobs requires logprobs to be set to true")
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    at_most(MOST_ITEMS, stops, "stop")
+    check_length(MOST_ITEMS, stops, "stop")
     if any(not isinstance(word, str) for word in stops if word not in (None, [], {})):
         raise invalid("Field 'stop': type must be string")
-    budget = whole(body, "reasoning_budget_tokens", whole(body, "thinking_budget_tokens", -1))
+    budget = integer(body, "reasoning_budget_tokens", integer(body, "thinking_budget_tokens", -1))
     if budget < -1 or budget >= 2**31:
         message = f"Value must be between -1 <= value <= {2**31 - 1}, but got {budget}"
         raise invalid(f"Field 'reasoning_budget_tokens': {message}")
@@ -317,19 +327,18 @@ def _answer(body: Mapping[str, Any], switches: Switches) -> tuple[int | None, li
     return n_probs, stops, switches.reasoning_budget if budget == -1 else budget
 
 
-def _prepared(conversation: Conversation, switches: Switches, template: ChatTemplate) -> PreparedChat:
+def _prepare(conversation: Conversation, switches: Switches, template: ChatTemplate) -> PreparedChat:
     prepared = prepare(template, conversation)
     if switches.skip_chat_parsing:
         return dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
     return prepared
 
 
-def _limits(
-    body: Mapping[str, Any], prepared: PreparedChat, limited_by: str, budget: int, served: Served, switches: Switches
-) -> Limits:
-    """What the answer is limited by."""
+def _constraints(
+    body: Mapping[str, Any], prepared: PreparedChat, field: str, budget: int, served: ServedModel, switches: Switches
+) -> OutputConstraints:
     reasoning = None
-    # Thoughts come before what a grammar asks for, unless the prompt has closed them.
+    # Reasoning comes before the text that a grammar constrains, unless the prompt has closed it.
     thinks = prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt
     wanted = prepared.grammar is not None or budget >= 0 or flag(body, "reasoning_control")
     if prepared.thinking and thinks and wanted:
@@ -340,9 +349,9 @@ def _limits(
             budget=budget,
             message=text(body, "reasoning_budget_message", switches.reasoning_budget_message),
         )
-    return Limits(
+    return OutputConstraints(
         source=prepared.grammar,
-        field=limited_by,
+        field=field,
         optional=not prepared.strict,
         lazy=bool(prepared.triggers),
         triggers=prepared.triggers,
@@ -353,18 +362,18 @@ def _limits(
 
 def read_chat(
     body: Mapping[str, Any],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
-    before: Sequence[int] = (),
+    prefix: Sequence[int] = (),
     strict_tools: StrictTools | None = None,
 ) -> GenerationRequest:
-    """Check a chat body, render its prompt, and choose how the answer is read.
+    """Check a chat body, render its prompt, and choose the parser of its answer.
 
-    `before`: tokens in front of the prompt; `strict_tools`: see Conversation. Raises LlamadoError.
+    `prefix`: tokens in front of the prompt; `strict_tools`: see Conversation. Raises LlamadoError.
     """
-    conversation, limited_by = _conversation(body, switches, strict_tools)
-    n_probs, stops, budget = _answer(body, switches)
-    prepared = _prepared(conversation, switches, served.template)
+    conversation, field = _conversation(body, switches, strict_tools)
+    n_probs, stops, budget = _answer_options(body, switches)
+    prepared = _prepare(conversation, switches, served.template)
     plain = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
     if n_probs is not None:
         plain["n_probs"] = n_probs
@@ -373,10 +382,10 @@ def read_chat(
         given["stop"] = all_stops if stops else [*served.defaults.stop, *all_stops]
     return make_request(
         given,
-        [chat_in_context(prepared.prompt, served, before)],
+        [chat_in_context(prepared.prompt, served, prefix)],
         served,
         switches,
-        limits=_limits(body, prepared, limited_by, budget, served, switches),
+        constraints=_constraints(body, prepared, field, budget, served, switches),
         show_prompts=given.get("verbose", switches.verbose),
         prepared=prepared,
         reasoning_format=conversation.reasoning_format,
@@ -386,9 +395,9 @@ def read_chat(
 
 
 def chat_prompt(
-    body: Mapping[str, Any], served: Served, switches: Switches, strict_tools: StrictTools | None = None
+    body: Mapping[str, Any], served: ServedModel, switches: Switches, strict_tools: StrictTools | None = None
 ) -> str:
-    """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
+    """Return the prompt of a chat body as text, with the checks of `read_chat`. Raises LlamadoError."""
     conversation, _ = _conversation(body, switches, strict_tools)
-    _answer(body, switches)
-    return _prepared(conversation, switches, served.template).prompt
+    _answer_options(body, switches)
+    return _prepare(conversation, switches, served.template).prompt

@@ -1,4 +1,4 @@
-"""Bodies with a `prompt`, as `/completion`, `/infill` and OpenAI's completions take them → GenerationRequest."""
+"""Bodies with a `prompt`, as of `/completion`, `/infill` and OpenAI's completions, read into a GenerationRequest."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamado.server.errors import invalid
-from llamado.server.generate.constraints import read_limits
+from llamado.server.generate.constraints import read_constraints
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.prompts import prompts_in_context
 from llamado.server.generate.request import MOST_PROBABILITIES, GenerationRequest, make_request
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 
 
 def read_completion(
     body: Mapping[str, Any],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
     *,
     native: bool,
     prompt: Callable[[], list[int]] | None = None,
 ) -> GenerationRequest:
-    """Read a body; `native`: the answer shows the prompt. `prompt` makes it where it is not the body's.
+    """Check a body and tokenize its prompt.
 
+    `native`: the answer shows the prompt. `prompt`: returns the prompt's tokens, for bodies without a field for it.
     Raises LlamadoError.
     """
     if prompt is None:
@@ -34,31 +35,31 @@ def read_completion(
         given = prompt()
     prompts = prompts_in_context(given, served, most=switches.max_prompts)
     fields = read_fields(body, served.tokenizer, served.n_slots)
-    asked = make_request(
+    request = make_request(
         fields,
         prompts,
         served,
         switches,
-        limits=read_limits(body, served.tokenizer),
+        constraints=read_constraints(body, served.tokenizer),
         show_prompts=native or fields.get("verbose", switches.verbose),
-        echoed=_echoed(given, prompts, served) if fields.get("echo") and not native else (),
+        echoed=_prompt_texts(given, prompts, served) if fields.get("echo") and not native else (),
     )
-    if asked.echoed and asked.engine.n_probs:
-        _show_prompt_probs(asked)
-    return asked
+    if request.echoed and request.engine.n_probs:
+        _show_prompt_probs(request)
+    return request
 
 
-def _echoed(given: Any, prompts: list[list[int]], served: Served) -> list[str]:
-    """The prompts' texts: as they came, or their tokens'."""
+def _prompt_texts(given: Any, prompts: list[list[int]], served: ServedModel) -> list[str]:
+    """Return the prompts as text: as the client sent them, or decoded if it sent tokens."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and len(texts) == len(prompts) and all(isinstance(text, str) for text in texts):
         return texts
     return [served.tokenizer.decode(prompt, special=True) for prompt in prompts]
 
 
-def _show_prompt_probs(asked: GenerationRequest) -> None:
-    """Have the prompts' tokens shown with their probabilities. Raises ApiError for too many of them."""
-    n = asked.engine.n_probs * asked.n * sum(map(len, asked.prompts))
+def _show_prompt_probs(request: GenerationRequest) -> None:
+    """Request probabilities of the prompts' tokens. Raises ApiError for more than MOST_PROBABILITIES."""
+    n = request.engine.n_probs * request.n * sum(map(len, request.prompts))
     if n > MOST_PROBABILITIES:
         raise invalid(f"Field 'logprobs': {n} probabilities of prompts; at most {MOST_PROBABILITIES} are allowed")
-    asked.engine.prompt_probs, asked.engine.cache_prompt = True, False
+    request.engine.prompt_probs, request.engine.cache_prompt = True, False

@@ -1,4 +1,4 @@
-"""What a request wants its answer limited by: a grammar or schema, what starts it, and a budget for thoughts."""
+"""The constraints of a request on its output: a grammar or schema, the triggers of a lazy one, a reasoning budget."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamado.server.errors import invalid
-from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
+from llamado.server.generate.json_values import MOST_ITEMS, check_length, json_text, type_name, wrong_type
 from llamado.server.model import ServedTokenizer
 from llamado.text.grammar.source import GrammarSource, Trigger
 
-LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it
+LONGEST_TOKEN = 1024  # characters; the longest tokens of real vocabularies have less than a quarter of it
 # `common_grammar_trigger_type` (common/common.h, b11434).
 _TRIGGER_NUMBERS = {"token": 0, "word": 1, "pattern": 2}
 _PATTERN_OF_ALL = 3
@@ -19,35 +19,37 @@ _PATTERN_OF_ALL = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningBudget:
-    """How long a model may think, and how it is made to stop.
-
-    `end`: the text that is written when the budget (in tokens, -1: none) is used up, behind `message`.
-    """
+    """The limit of a model's reasoning, and the text that ends it."""
 
     start: str
+    """The text that opens reasoning."""
     end: str
+    """The text that closes it; written behind `message` when the budget is used up."""
     open: bool = False
-    """Whether the answer begins inside of the thoughts."""
+    """The answer begins inside of the reasoning: the prompt has opened it."""
     budget: int = -1
+    """Tokens; -1: no limit."""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Everything that limits an answer's tokens."""
+class OutputConstraints:
+    """Everything that constrains the tokens of an answer, before compilation."""
 
     source: GrammarSource | None = None
     field: str = ""
-    """The JSON field `source` comes from; "" where it was made here, say for tools."""
+    """The JSON field of `source`; "" for a grammar made by the server, such as one for tool calls."""
     optional: bool = False
-    """Whether answers are generated without `source` if it cannot be compiled."""
+    """Generate without `source` if it cannot be compiled, instead of failing the request."""
     lazy: bool = False
+    """`source` is enforced only from the first of `triggers` on."""
     triggers: tuple[Trigger, ...] = ()
     preserved: frozenset[int] = frozenset()
+    """Special tokens that are written as text."""
     reasoning: ReasoningBudget | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """Its fields of `generation_settings`."""
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of `generation_settings` for the constraints."""
         return {
             "grammar": "" if self.source is None else self.source.text,
             "grammar_lazy": self.lazy,
@@ -64,7 +66,7 @@ def _trigger_json(trigger: Trigger) -> dict[str, Any]:
 
 
 def single_token(text: str, tokenizer: ServedTokenizer) -> int | None:
-    """The token that is exactly this text, if there is one."""
+    """Return the token that is exactly this text, or None."""
     if len(text) > LONGEST_TOKEN:
         return None
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
@@ -72,11 +74,11 @@ def single_token(text: str, tokenizer: ServedTokenizer) -> int | None:
 
 
 def preserved_tokens(texts: Any, tokenizer: ServedTokenizer) -> frozenset[int]:
-    """Ids of the texts that are one token each; others are left out, as llama-server does. Raises ApiError."""
+    """Return the ids of the texts that are one token each; like llama-server, skip the others. Raises ApiError."""
     if not isinstance(texts, list):
         texts = list(texts.values()) if isinstance(texts, dict) else [texts]
     found = set()
-    at_most(MOST_ITEMS, texts, "preserved_tokens")
+    check_length(MOST_ITEMS, texts, "preserved_tokens")
     for text in texts:
         if not isinstance(text, str):
             raise wrong_type("preserved_tokens", "string", text)
@@ -116,7 +118,7 @@ def _trigger(given: Any, preserved: frozenset[int], tokenizer: ServedTokenizer) 
 
 
 def _source(body: Mapping[str, Any]) -> tuple[GrammarSource | None, str]:
-    """The grammar, else the schema; as in llama-server the grammar wins where both are given."""
+    """Return the grammar or the schema of a body, and its field; as in llama-server, a grammar wins over a schema."""
     grammar, schema = body.get("grammar"), body.get("json_schema")
     if grammar is not None:
         return (GrammarSource("gbnf", grammar), "grammar") if isinstance(grammar, str) and grammar else (None, "")
@@ -126,8 +128,8 @@ def _source(body: Mapping[str, Any]) -> tuple[GrammarSource | None, str]:
 
 
 def schema_text(schema: Any) -> str:
-    """A JSON schema as text; an empty one means any object."""
-    return '{"type":"object"}' if schema == {} else written(schema)
+    """Return a JSON schema as text; an empty one means any object."""
+    return '{"type":"object"}' if schema == {} else json_text(schema)
 
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:
@@ -139,7 +141,7 @@ def _texts(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _reasoning(body: Mapping[str, Any]) -> ReasoningBudget | None:
-    """The budget as the native API takes it: with the texts around the thoughts."""
+    """Return the budget from a native body, which has the texts around the reasoning, too. Raises ApiError."""
     budget = body.get("reasoning_budget_tokens")
     if budget is None:
         budget = -1
@@ -172,8 +174,8 @@ def _reasoning(body: Mapping[str, Any]) -> ReasoningBudget | None:
     )
 
 
-def read_limits(body: Mapping[str, Any], tokenizer: ServedTokenizer) -> Limits:
-    """The limits a native body asks for. Raises ApiError."""
+def read_constraints(body: Mapping[str, Any], tokenizer: ServedTokenizer) -> OutputConstraints:
+    """Read the constraints of a native body. Raises ApiError."""
     source, name = _source(body)
     lazy = body.get("grammar_lazy")
     if lazy is not None and not isinstance(lazy, bool):
@@ -185,11 +187,11 @@ def read_limits(body: Mapping[str, Any], tokenizer: ServedTokenizer) -> Limits:
     if body.get("grammar_triggers") is not None:
         given = body["grammar_triggers"]
         given = given if isinstance(given, list) else list(given.values()) if isinstance(given, dict) else [given]
-        at_most(MOST_ITEMS, given, "grammar_triggers")
+        check_length(MOST_ITEMS, given, "grammar_triggers")
         triggers = tuple(_trigger(t, preserved, tokenizer) for t in given)
         if lazy and not triggers:
             raise invalid("Field 'grammar_triggers': Error: no triggers set for lazy grammar!")
-    return Limits(
+    return OutputConstraints(
         source=source,
         field=name,
         lazy=bool(lazy),

@@ -1,7 +1,7 @@
-"""The fields of a body that the table of parameters knows, read and checked.
+"""Reading and checking of the fields of a body that are in the table of parameters.
 
-As llama-server reads them (server-schema.cpp, b11434): null counts as absent, unknown fields are ignored, numbers with
-soft limits are cut to them, others must lie within theirs.
+As in llama-server (server-schema.cpp, b11434): null counts as absent, unknown fields are ignored, numbers are clamped
+to soft limits, and a number outside hard limits is an error.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.engine.sampling.params import SAMPLER_LETTERS, sampler_names
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
-from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, boolean, whole, wrong_type
+from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, boolean, check_length, integer, wrong_type
 from llamado.server.generate.threads import LONG_TEXT
 from llamado.server.model import ServedTokenizer
 
 
 def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: int) -> dict[str, Any]:
-    """What a body gives of the parameters, by their names; what limits its tokens is read elsewhere.
+    """Return the parameters in a body by their names, without the constraints (see `read_constraints`).
 
     Raises ApiError.
     """
     given: dict[str, Any] = {}
     for row in PARAMETERS:
         if row.type in ("boolean", "integer", "number"):
-            value = read_plain(row, body)
+            value = read_scalar(row, body)
             if value is not None:
                 given[row.name] = value
     n = given.get("n", 1)
@@ -37,7 +37,7 @@ def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: in
         name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
         raise invalid(f"Field '{name}': Value must be between 1 <= value <= {n_slots}, but got {n}")
     if given.get("dry_base", 1.0) < 1.0:
-        del given["dry_base"]  # as llama-server: the default then
+        del given["dry_base"]  # as llama-server: the default is used
     if "n_probs" in given:
         given["n_probs"] = min(given["n_probs"], tokenizer.n_vocab)
     for row in PARAMETERS:
@@ -52,8 +52,8 @@ def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: in
     return given
 
 
-def read_plain(row: Parameter, body: Mapping[str, Any]) -> Any:
-    """A switch or a number under the first of its names that a body has; None where it has none. Raises ApiError."""
+def read_scalar(row: Parameter, body: Mapping[str, Any]) -> Any:
+    """Return a boolean or a number under the first of its names in a body, or None. Raises ApiError."""
     for name in row.names:
         value = body.get(name)
         if value is None:
@@ -69,8 +69,8 @@ def read_plain(row: Parameter, body: Mapping[str, Any]) -> Any:
             raise invalid(f"Field '{name}': number overflow")
         number: float = int(value) if row.type == "integer" else float(value)
         if row.hard and not row.low <= number <= row.high:
-            low, high, told = (f"{v:.6f}" if row.type == "number" else str(int(v)) for v in (row.low, row.high, number))
-            raise invalid(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {told}")
+            low, high, text = (f"{v:.6f}" if row.type == "number" else str(int(v)) for v in (row.low, row.high, number))
+            raise invalid(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {text}")
         return type(number)(max(row.low, min(row.high, number)))
     return None
 
@@ -81,13 +81,13 @@ def _seed(value: Any) -> int | str:
     return value if isinstance(value, str) else int(value)
 
 
-def stops(value: Any) -> list[str] | None:
-    """Texts that end an answer, of one or several. Raises ApiError."""
+def _stops(value: Any) -> list[str] | None:
+    """Return the stop strings, given one or a list. Raises ApiError."""
     if isinstance(value, str):
         return [value] if value else None
     if not isinstance(value, list):
         return None
-    at_most(MOST_ITEMS, value, "stop")
+    check_length(MOST_ITEMS, value, "stop")
     for word in value:
         if not isinstance(word, str) and word not in (None, [], {}):
             raise wrong_type("stop", "string", word)
@@ -95,14 +95,14 @@ def stops(value: Any) -> list[str] | None:
 
 
 def _samplers(value: Any) -> tuple[str, ...] | None:
-    """Known samplers in the given order; like llama-server, unknown names are left out."""
+    """Return the samplers in the given order; like llama-server, skip unknown names."""
     if isinstance(value, str):
-        at_most(MOST_SAMPLERS, value, "samplers")
+        check_length(MOST_SAMPLERS, value, "samplers")
         return tuple(SAMPLER_LETTERS[c] for c in value if c in SAMPLER_LETTERS)
     if not isinstance(value, list):
         return None
     names: list[str] = []
-    at_most(MOST_SAMPLERS, value, "samplers")
+    check_length(MOST_SAMPLERS, value, "samplers")
     for item in value:
         if not isinstance(item, str):
             raise wrong_type("samplers", "string", item)
@@ -118,7 +118,7 @@ def _breakers(value: Any) -> tuple[str, ...]:
         raise invalid(
             "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
         )
-    at_most(MOST_ITEMS, value, "dry_sequence_breakers")
+    check_length(MOST_ITEMS, value, "dry_sequence_breakers")
     return tuple(value)
 
 
@@ -129,16 +129,16 @@ def _lora(value: Any) -> dict[int, float]:
 
 
 def lora_scales(entries: list[Any]) -> dict[int, float]:
-    """Adapters' scales by id from `[{"id", "scale"}]`, in order; one that is named twice has the last of them.
+    """Return the scales of adapters by id, in order of ids, from `[{"id", "scale"}]`; the last entry of an id wins.
 
-    As llama-server: what is no such entry names an adapter -1, and a scale that is no number is 0.
+    As in llama-server, an entry without an id has the id -1, and a scale that is not a number is 0.
     """
     scales: dict[int, float] = {}
     for entry in entries:
         given = entry if isinstance(entry, dict) else {}
         scale = given.get("scale")
         with np.errstate(over="ignore"):
-            scales[whole(given, "id", -1)] = float(np.float32(scale)) if isinstance(scale, (int, float)) else 0.0
+            scales[integer(given, "id", -1)] = float(np.float32(scale)) if isinstance(scale, (int, float)) else 0.0
     return dict(sorted(scales.items()))
 
 
@@ -147,8 +147,8 @@ def _slot(value: Any) -> int:
 
 
 def _stream_options(value: Any) -> bool | None:
-    """Whether the end of a stream tells how many tokens there were."""
-    return read_plain(_INCLUDE_USAGE, value) if isinstance(value, dict) else None
+    """Return `include_usage`: the end of a stream has the token counts."""
+    return read_scalar(_INCLUDE_USAGE, value) if isinstance(value, dict) else None
 
 
 _INCLUDE_USAGE = Parameter(name="include_usage", type="boolean", help="", names=("include_usage",))
@@ -157,12 +157,15 @@ _INCLUDE_USAGE = Parameter(name="include_usage", type="boolean", help="", names=
 def _response_fields(value: Any) -> list[str] | None:
     if not isinstance(value, list):
         return None
-    at_most(MOST_ITEMS, value, "response_fields")
+    check_length(MOST_ITEMS, value, "response_fields")
     return value if all(isinstance(field, str) for field in value) else None
 
 
 def _logit_bias(value: Any, tokenizer: ServedTokenizer) -> dict[int, float]:
-    """All forms: [[id, bias], ["text", bias], [id, false]] and {"id or text": bias}; biases of one token add up."""
+    """Return biases by token from [[id, bias], ["text", bias], [id, false]] or {"id or text": bias}.
+
+    Biases of the same token add up; false bans it.
+    """
     pairs: list[tuple[Any, Any]] = []
     if isinstance(value, list):
         pairs = [(p[0], p[1]) for p in value if isinstance(p, list) and len(p) == 2]
@@ -173,7 +176,7 @@ def _logit_bias(value: Any, tokenizer: ServedTokenizer) -> dict[int, float]:
             except ValueError:
                 pairs.append((key, amount))
     texts = [key for key, _ in pairs if isinstance(key, str)]
-    at_most(MOST_ITEMS, texts, "logit_bias")
+    check_length(MOST_ITEMS, texts, "logit_bias")
     if (n_characters := sum(map(len, texts))) > LONG_TEXT:
         raise invalid(f"Field 'logit_bias': texts of {n_characters} characters; at most {LONG_TEXT} are allowed")
     biases: dict[int, float] = {}
@@ -200,10 +203,10 @@ def _bias(value: Any) -> float | None:
     return None
 
 
-# How values of a type are read that are no plain number or switch; None: as if the field were not there.
+# Readers by type, for all but booleans and numbers. A reader that returns None ignores the field.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,
-    "texts": stops,
+    "texts": _stops,
     "samplers": _samplers,
     "breakers": _breakers,
     "scales": _lora,

@@ -1,4 +1,4 @@
-"""How answers look: llama-server's own form and OpenAI's, whole and in parts (`server-task.cpp`, b11434)."""
+"""Answer formats of llama-server and of OpenAI, whole and streamed (`server-task.cpp`, b11434)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOWEST = -3.4028234663852886e38
 
 
 def timings_json(t: Timings) -> dict[str, Any]:
-    """The `timings` object."""
+    """Return the `timings` object."""
     timings: dict[str, Any] = {
         "cache_n": t.cache_n,
         "prompt_n": t.prompt_n,
@@ -43,7 +43,7 @@ def timings_json(t: Timings) -> dict[str, Any]:
     return timings
 
 
-_MANY = 1024  # likeliest tokens of one place
+_MANY = 1024  # most likely tokens at one position
 _FIRST = {"role": "assistant", "content": ""}
 """The first delta of a stream. The usual loop over `delta.get("content", "")` prints llama-server's null as "None"."""
 
@@ -58,15 +58,15 @@ def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
 
 
 def probs_json(probs: Sequence[TokenProbs], post_sampling: bool) -> list[dict[str, Any]]:
-    """`completion_probabilities`, and `logprobs.content` of the OpenAI endpoints."""
+    """Return `completion_probabilities`, which is `logprobs.content` of the OpenAI endpoints."""
     key = "top_probs" if post_sampling else "top_logprobs"
     return [{**_prob_json(p.token, post_sampling), key: _top_json(p.top, post_sampling)} for p in probs]
 
 
 def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
-    """The likeliest tokens; many, up to the whole vocabulary, as JSON text that is made in parts.
+    """Return the most likely tokens: a list, or JSON text if there are many (up to the whole vocabulary).
 
-    A text of a million objects, written at once, would keep all other threads waiting.
+    The text is written in parts, because orjson holds the interpreter's lock while it writes.
     """
     if len(top) <= _MANY:
         return [_prob_json(t, post_sampling) for t in top]
@@ -76,18 +76,18 @@ def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
 
 
 def progress_json(p: Progress) -> dict[str, Any]:
-    """The `prompt_progress` object."""
+    """Return the `prompt_progress` object."""
     return {"total": p.total, "cache": p.cache, "processed": p.processed, "time_ms": p.time_ms}
 
 
 def _progress(event: Progress) -> dict[str, Any]:
-    """What a part of a stream says of a prompt under way."""
-    found = {"prompt_progress": progress_json(event)}
-    return found if event.timings is None else {**found, "timings": timings_json(event.timings)}
+    """Return the fields of a chunk for a Progress event."""
+    fields = {"prompt_progress": progress_json(event)}
+    return fields if event.timings is None else {**fields, "timings": timings_json(event.timings)}
 
 
 def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]:
-    """`usage` over all results; a prompt answered several times counts once."""
+    """Return `usage` over all results; a prompt with several answers counts once."""
     completion = sum(r.n_predicted for r in results)
     prompt = sum(r.n_prompt for r in results[::per_prompt])
     return {
@@ -99,48 +99,48 @@ def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]
 
 
 def finish_reason(result: Result, called: bool = False) -> str:
-    """OpenAI's reason; `called`: the answer holds tool calls."""
+    """Return OpenAI's `finish_reason`; `called`: the answer has tool calls."""
     if result.stop_type not in ("eos", "word"):
         return "length"
     return "tool_calls" if called else "stop"
 
 
-def was_cut(asked: GenerationRequest, result: Result) -> bool:
-    """Whether a limit, or a stop of the client's, ended an answer, so that it may break off in the middle of a call."""
-    stops = () if asked.prepared is None else asked.prepared.stops
+def was_cut(request: GenerationRequest, result: Result) -> bool:
+    """Return True if a limit or a stop string of the client ended the answer, maybe in the middle of a tool call."""
+    stops = () if request.prepared is None else request.prepared.stops
     return result.stop_type != "eos" and result.stopping_word not in stops
 
 
 def data(value: Any) -> bytes:
-    """One SSE message."""
+    """Return a value as one SSE message."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def answer_reader(asked: GenerationRequest) -> AnswerReader:
-    """A reader for one answer of a chat."""
-    assert asked.prepared is not None
-    return AnswerReader(asked.prepared.parser(), asked.prepared.given)
+def answer_reader(request: GenerationRequest) -> AnswerReader:
+    """Return a reader for one answer of a chat."""
+    assert request.prepared is not None
+    return AnswerReader(request.prepared.parser(), request.prepared.given)
 
 
-def receipt(asked: GenerationRequest, result: Result) -> dict[str, Any]:
-    """The receipt of a result, for those who ask for it."""
-    return {} if asked.origin is None else {"llamado_receipt": receipt_json(asked, asked.origin, result.seed)}
+def receipt(request: GenerationRequest, result: Result) -> dict[str, Any]:
+    """Return the field with the receipt of a result, if the request asks for one."""
+    return {} if request.origin is None else {"llamado_receipt": receipt_json(request, request.origin, result.seed)}
 
 
-def native_json(asked: GenerationRequest, index: int, result: Result) -> dict[str, Any]:
-    """The result object of `/completion`: the last part of a stream, or the whole answer."""
-    stream = asked.stream
+def native_json(request: GenerationRequest, index: int, result: Result) -> dict[str, Any]:
+    """Return the result object of `/completion`: the last chunk of a stream, or the whole answer."""
+    stream = request.stream
     answer: dict[str, Any] = {
         "index": index,
         "content": "" if stream else result.content,
-        "tokens": result.tokens if asked.engine.return_tokens and not stream else [],
+        "tokens": result.tokens if request.engine.return_tokens and not stream else [],
         "id_slot": result.id_slot,
         "stop": True,
-        "model": asked.model,
+        "model": request.model,
         "tokens_predicted": result.n_predicted,
         "tokens_evaluated": result.n_prompt,
-        "generation_settings": generation_settings(asked, seed=result.seed),
-        "prompt": asked.text(index),
+        "generation_settings": generation_settings(request, seed=result.seed),
+        "prompt": request.text(index),
         "has_new_line": result.has_new_line,
         "truncated": result.truncated,
         "stop_type": result.stop_type,
@@ -149,13 +149,13 @@ def native_json(asked: GenerationRequest, index: int, result: Result) -> dict[st
         "timings": timings_json(result.timings),
     }
     if result.probs and not stream:
-        answer["completion_probabilities"] = probs_json(result.probs, asked.engine.post_sampling_probs)
-    answer |= receipt(asked, result)
-    return pick(answer, asked.response_fields) if asked.response_fields else answer
+        answer["completion_probabilities"] = probs_json(result.probs, request.engine.post_sampling_probs)
+    answer |= receipt(request, result)
+    return pick(answer, request.response_fields) if request.response_fields else answer
 
 
-def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -> dict[str, Any]:
-    """What `/completion` streams for an event."""
+def native_part(request: GenerationRequest, index: int, event: Token | Progress) -> dict[str, Any]:
+    """Return the chunk of `/completion` for an event."""
     part: dict[str, Any] = {
         "index": index,
         "content": "",
@@ -163,7 +163,7 @@ def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -
         "stop": False,
         "id_slot": -1,
         "tokens_predicted": 0,
-        "tokens_evaluated": len(asked.prompt(index)),
+        "tokens_evaluated": len(request.prompt(index)),
     }
     if isinstance(event, Progress):
         return {**part, **_progress(event)}
@@ -172,26 +172,26 @@ def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -
     if event.timings is not None:
         part["timings"] = timings_json(event.timings)
     if event.probs:
-        part["completion_probabilities"] = probs_json(event.probs, asked.engine.post_sampling_probs)
+        part["completion_probabilities"] = probs_json(event.probs, request.engine.post_sampling_probs)
     return part
 
 
 class NativeFormat:
-    """llama-server's `/completion`."""
+    """Answers of llama-server's `/completion`."""
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        self._asked = asked
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
 
     def token(self, index: int, event: Token) -> bytes:
-        return data(native_part(self._asked, index, event))
+        return data(native_part(self._request, index, event))
 
     def progress(self, index: int, event: Progress) -> bytes:
-        return data(native_part(self._asked, index, event))
+        return data(native_part(self._request, index, event))
 
     def final(self, index: int, result: Result) -> bytes:
-        return data(native_json(self._asked, index, result))
+        return data(native_json(self._request, index, result))
 
     def end(self) -> bytes:
         return b""
@@ -203,13 +203,16 @@ class NativeFormat:
         return error_response(error)
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The body: one object, or an array for several prompts."""
-        whole = [native_json(self._asked, i, r) for i, r in enumerate(results)]
+        """Return the body: one object, or an array for several answers."""
+        whole = [native_json(self._request, i, r) for i, r in enumerate(results)]
         return orjson.dumps(whole[0] if len(whole) == 1 else whole)
 
 
 def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """The named fields of a result; `a/b` takes b out of a under its full name; missing ones are left out."""
+    """Return the named fields of a result (`response_fields`).
+
+    `a/b` returns field b of a under the name `a/b`. Missing fields are left out.
+    """
     picked: dict[str, Any] = {}
     for path in fields:
         value: Any = answer
@@ -221,39 +224,39 @@ def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 class _OpenAIFormat:
-    """What `/v1/completions` and `/v1/chat/completions` share."""
+    """Base of the formats of `/v1/completions` and `/v1/chat/completions`."""
 
     media_type = EVENTS
     object = ""
     chunk = ""
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        self._asked = asked
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
         self._head = {
             "created": int(time.time()),
-            "model": asked.model,
+            "model": request.model,
             "system_fingerprint": BUILD,
             "object": self.chunk,
-            "id": asked.id,
+            "id": request.id,
         }
 
     def _verbose(self, index: int, event: Result | Token | Progress) -> dict[str, Any]:
-        """The native form of a result or of a part of it, for those who ask for it."""
-        if not self._asked.verbose:
+        """Return the field with the native form of a result or an event, if the request asks for it (`verbose`)."""
+        if not self._request.verbose:
             return {}
         if isinstance(event, Result):
-            return {"__verbose": native_json(self._asked, index, event)}
-        return {"__verbose": native_part(self._asked, index, event)}
+            return {"__verbose": native_json(self._request, index, event)}
+        return {"__verbose": native_part(self._request, index, event)}
 
     def _body(self, choices: list[dict[str, Any]], results: Sequence[Result]) -> bytes:
         body = {
             "choices": choices,
             **self._head,
             "object": self.object,
-            "usage": usage_json(results, self._asked.n),
+            "usage": usage_json(results, self._request.n),
             **self._verbose(0, results[0]),
             "timings": timings_json(results[0].timings),
-            **receipt(self._asked, results[0]),
+            **receipt(self._request, results[0]),
         }
         return orjson.dumps(body)
 
@@ -267,34 +270,34 @@ class _OpenAIFormat:
         return error_response(error)
 
 
-def _logprobs(probs: Sequence[TokenProbs] | None, asked: GenerationRequest) -> dict[str, Any] | None:
-    return {"content": probs_json(probs, asked.engine.post_sampling_probs)} if probs else None
+def _logprobs(probs: Sequence[TokenProbs] | None, request: GenerationRequest) -> dict[str, Any] | None:
+    return {"content": probs_json(probs, request.engine.post_sampling_probs)} if probs else None
 
 
 class CompletionsFormat(_OpenAIFormat):
-    """`/v1/completions`."""
+    """Answers of `/v1/completions`."""
 
     object = "text_completion"
     chunk = "text_completion"
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        super().__init__(asked)
+    def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(request)
         self._lengths: dict[int, int] = {}
-        """Characters that each echoed answer has in a stream so far."""
+        """By answer: the characters of an echoed stream so far, for `text_offset`."""
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
         choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         return {"choices": [choice], **self._head}
 
     def _echo(self, index: int) -> str:
-        """The prompt, if the answer begins with it."""
-        return self._asked.echoed[index // self._asked.n] if self._asked.echoed else ""
+        """Return the prompt as text if the answer begins with it, else ""."""
+        return self._request.echoed[index // self._request.n] if self._request.echoed else ""
 
     def token(self, index: int, event: Token) -> bytes:
         first = b"" if event.index else self._prompt_chunk(index, event.prompt_probs)
         if not event.text and not event.probs:
             return first
-        logprobs = _logprobs(event.probs, self._asked)
+        logprobs = _logprobs(event.probs, self._request)
         if event.probs and index in self._lengths:
             logprobs = self._lists(index, event.probs)
         chunk = self._chunk(index, event.text, logprobs, None)
@@ -304,7 +307,7 @@ class CompletionsFormat(_OpenAIFormat):
         return first + data(chunk)
 
     def _prompt_chunk(self, index: int, probs: Sequence[TokenProbs]) -> bytes:
-        """The part of a stream that is the prompt, with the log-probabilities of its tokens if they are wanted."""
+        """Return the chunk with the echoed prompt, and its log-probabilities if requested; b"" without `echo`."""
         text = self._echo(index)
         return data(self._chunk(index, text, self._lists(index, probs) if probs else None, None)) if text else b""
 
@@ -316,17 +319,17 @@ class CompletionsFormat(_OpenAIFormat):
         first = b"" if result.tokens else self._prompt_chunk(index, result.prompt_probs)
         chunk = self._chunk(index, "", None, finish_reason(result))
         more = {"usage": usage_json([result]), **self._verbose(index, result), "timings": timings_json(result.timings)}
-        return first + data({**chunk, **more, **receipt(self._asked, result)})
+        return first + data({**chunk, **more, **receipt(self._request, result)})
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         choices = [
             {
                 "text": self._echo(index) + result.content,
                 "index": index,
                 "logprobs": self._lists(index, [*result.prompt_probs, *result.probs])
                 if result.request.prompt_probs
-                else _logprobs(result.probs, self._asked),
+                else _logprobs(result.probs, self._request),
                 "finish_reason": finish_reason(result),
             }
             for index, result in enumerate(results)
@@ -334,12 +337,12 @@ class CompletionsFormat(_OpenAIFormat):
         return self._body(choices, results)
 
     def _lists(self, index: int, shown: Sequence[TokenProbs]) -> dict[str, Any]:
-        """`logprobs` of an echoed answer: OpenAI's lists, which evaluation harnesses read, beside llama-server's."""
+        """Return `logprobs` of an echoed answer: llama-server's fields, and OpenAI's lists for evaluation harnesses."""
         tokens = [one.token.piece.decode("utf-8", "ignore") for one in shown]
-        content = probs_json(shown, self._asked.engine.post_sampling_probs)
+        content = probs_json(shown, self._request.engine.post_sampling_probs)
         *offsets, end = accumulate(map(len, tokens), initial=self._lengths.get(index, 0))
         self._lengths[index] = end
-        first = [math.isnan(one.token.logprob) for one in shown]  # of a prompt: it follows nothing
+        first = [math.isnan(one.token.logprob) for one in shown]  # True for a prompt's first token, which has none
         return {
             "content": [one | {"logprob": None} if none else one for one, none in zip(content, first, strict=True)],
             "tokens": tokens,
@@ -352,23 +355,23 @@ class CompletionsFormat(_OpenAIFormat):
 
 
 def _by_text(top: Sequence[TokenProb]) -> dict[str, float]:
-    """Log-probabilities by tokens' texts; of tokens with the same text the likeliest one's."""
+    """Return log-probabilities by tokens' texts; the most likely of tokens with the same text counts."""
     return {one.piece.decode("utf-8", "ignore"): max(one.logprob, _LOWEST) for one in reversed(top)}
 
 
 class ChatFormat(_OpenAIFormat):
-    """`/v1/chat/completions`.
+    """Answers of `/v1/chat/completions`.
 
-    Like llama-server, a whole answer begins with the client's prefill and a streamed one does not, unless `echo` is on.
+    As in llama-server, a whole answer begins with the client's prefill; a streamed one does so only with `echo`.
     """
 
     object = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        super().__init__(asked)
-        self._readers = [answer_reader(asked) for _ in range(asked.n_answers)]
-        self._given = asked.prepared.given if asked.prepared is not None else ()
+    def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(request)
+        self._readers = [answer_reader(request) for _ in range(request.n_answers)]
+        self._given = request.prepared.given if request.prepared is not None else ()
         self._begun: set[int] = set()
         self._results: list[Result] = []
 
@@ -376,19 +379,19 @@ class ChatFormat(_OpenAIFormat):
         return {"choices": [{"finish_reason": reason, "index": index, "delta": change}], **self._head}
 
     def _begin(self, index: int) -> list[dict[str, Any]]:
-        """A stream's first part names the role."""
+        """Return the first chunks of an answer, which have its role and with `echo` the prefill; [] once it began."""
         if index in self._begun:
             return []
         self._begun.add(index)
         chunks = [self._chunk(index, dict(_FIRST))]
-        if self._asked.echo:
+        if self._request.echo:
             chunks += [self._chunk(index, delta(part)) for part in self._given]
         return chunks
 
     def token(self, index: int, event: Token) -> bytes:
         chunks = self._begin(index)
         chunks += [self._chunk(index, delta(part)) for part in self._readers[index].push(event.text)]
-        logprobs = _logprobs(event.probs, self._asked)
+        logprobs = _logprobs(event.probs, self._request)
         if logprobs is not None:
             if not chunks:
                 chunks.append(self._chunk(index, {"content": ""}))
@@ -406,26 +409,26 @@ class ChatFormat(_OpenAIFormat):
         self._results.append(result)
         reader = self._readers[index]
         chunks = self._begin(index)
-        chunks += [self._chunk(index, delta(part)) for part in reader.finish(was_cut(self._asked, result))]
+        chunks += [self._chunk(index, delta(part)) for part in reader.finish(was_cut(self._request, result))]
         chunks.append(self._chunk(index, {}, finish_reason(result, bool(reader.calls))))
         chunks[0] |= self._verbose(index, result)
-        if self._asked.include_usage and len(self._results) == self._asked.n_answers:
-            usage = usage_json(self._results, self._asked.n)
+        if self._request.include_usage and len(self._results) == self._request.n_answers:
+            usage = usage_json(self._results, self._request.n)
             chunks.append({"choices": [], **self._head, "usage": usage})
         chunks[-1]["timings"] = timings_json(result.timings)
-        chunks[-1] |= receipt(self._asked, result)
+        chunks[-1] |= receipt(self._request, result)
         return b"".join(map(data, chunks))
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         choices = []
         for index, result in enumerate(results):
             reader = self._readers[index]
             reader.push(result.content)
-            reader.finish(was_cut(self._asked, result))
+            reader.finish(was_cut(self._request, result))
             reason = finish_reason(result, bool(reader.calls))
             choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": reader.message()}
-            logprobs = _logprobs(result.probs, self._asked)
+            logprobs = _logprobs(result.probs, self._request)
             if logprobs is not None:
                 choice["logprobs"] = logprobs
             choices.append(choice)

@@ -1,4 +1,4 @@
-"""`generation_settings`: what an answer was made with, as results, `/slots` and `/props` show it."""
+"""`generation_settings`: the parameters of an answer, as shown in results, `/slots` and `/props`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from llamado.server.generate.request import GenerationRequest
 
 
 def seed_json(seed: Seed | None) -> Any:
-    """A seed as orjson writes it: as it was sent. A random one that is not chosen yet is shown as llama-server does."""
+    """Return a seed as JSON: as it was sent, or llama-server's 0xFFFFFFFF for a random one that is not drawn yet."""
     if seed is None or seed == RANDOM_SEED:
         return 0xFFFF_FFFF
     return seed if isinstance(seed, str) else number_json(seed)
 
 
-def generation_settings(asked: GenerationRequest, *, seed: Seed | None, brief: bool = False) -> dict[str, Any]:
-    """The settings of an answer with its `seed`; `brief` leaves out what `/slots` and `/props` leave out."""
-    engine = asked.engine
-    # JSON has no infinity: a banned token's bias is null, as llama-server's JSON library writes it.
-    biases = [*engine.sampling.logit_bias.items(), *((token, -math.inf) for token in asked.banned)]
+def generation_settings(request: GenerationRequest, *, seed: Seed | None, brief: bool = False) -> dict[str, Any]:
+    """Return the settings of an answer with this `seed`; `brief`: only those of `/slots` and `/props`."""
+    engine = request.engine
+    # JSON has no infinity: the bias of a banned token is null, as llama-server's JSON library writes it.
+    biases = [*engine.sampling.logit_bias.items(), *((token, -math.inf) for token in request.banned)]
     values: dict[str, Any] = {
         "seed": seed_json(seed),
         "logit_bias": [{"bias": bias, "token": token} for token, bias in biases],
         "lora": [{"id": id, "scale": scale} for id, scale in engine.lora.items()],
-        "stream": asked.stream,
-        "backend_sampling": asked.backend_sampling,
-        **asked.limits.shown(),
+        "stream": request.stream,
+        "backend_sampling": request.backend_sampling,
+        **request.constraints.settings(),
     }
     settings: dict[str, Any] = {}
     for row in PARAMETERS:
         if brief and not row.brief:
             continue
         if row.name == "samplers":
-            settings |= _of_chats(asked)
+            settings |= _of_chats(request)
         for key in row.keys:
             if row.name in values:
                 settings[key] = values[row.name]
@@ -48,11 +48,11 @@ def generation_settings(asked: GenerationRequest, *, seed: Seed | None, brief: b
     return settings
 
 
-def _of_chats(asked: GenerationRequest) -> dict[str, Any]:
-    prepared, reasoning = asked.prepared, asked.reasoning_format
+def _of_chats(request: GenerationRequest) -> dict[str, Any]:
+    prepared, reasoning = request.prepared, request.reasoning_format
     return {
         "chat_format": "Content-only" if prepared is None else prepared.dialect,
         "reasoning_format": reasoning,
-        "reasoning_in_content": asked.stream and reasoning == "deepseek-legacy",
+        "reasoning_in_content": request.stream and reasoning == "deepseek-legacy",
         "generation_prompt": "" if prepared is None else prepared.generation_prompt,
     }

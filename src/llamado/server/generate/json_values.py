@@ -1,4 +1,4 @@
-"""JSON values as llama-server reads and names them: a wrong type falls back to a default, or is an error."""
+"""Typed access to the fields of JSON bodies, with llama-server's rules and error messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import orjson
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 
-# Stop strings, breakers, triggers and the like of one request: each is looked at for every token.
+# Most stop strings, breakers, triggers and the like of one request: each is checked for every token.
 MOST_ITEMS = 1024
 MOST_SAMPLERS = 64
 
 
 def type_name(value: object) -> str:
-    """The JSON name of a value's type, as llama-server's messages say it."""
+    """Return the JSON name of a value's type, as in llama-server's messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -29,12 +29,12 @@ def type_name(value: object) -> str:
 
 
 def wrong_type(name: str, expected: str, value: object) -> LlamadoError:
-    """400 for a field of the wrong type."""
+    """Return the error for a field of the wrong type (status 400)."""
     return invalid(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
 
 
-def written(value: Any) -> str:
-    """A value that a client sent, as JSON text. Raises ApiError for one nested deeper than orjson writes (254)."""
+def json_text(value: Any) -> str:
+    """Return a client's value as JSON text. Raises ApiError for one nested deeper than 254 levels, orjson's limit."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -42,37 +42,37 @@ def written(value: Any) -> str:
 
 
 def number_json(number: int) -> Any:
-    """A whole number of any size as orjson writes it: by itself it refuses those of more than 64 bits."""
+    """Return an integer of any size in a form that orjson writes: it rejects integers of more than 64 bits."""
     return number if -(1 << 63) <= number < 1 << 64 else orjson.Fragment(str(number))
 
 
-def at_most(most: int, items: Sized, name: str) -> None:
-    """Raise ApiError for a list that is longer than anything real, and would cost as much as all other requests."""
+def check_length(most: int, items: Sized, name: str) -> None:
+    """Raise ApiError for a field with more than `most` items. Real requests have fewer; more would slow all others."""
     if len(items) > most:
         raise invalid(f"Field '{name}': {len(items)} items; at most {most} are allowed")
 
 
 def text(body: Mapping[str, Any], name: str, default: str = "") -> str:
-    """A string field; the default where it is missing or of another type."""
+    """Return a string field, or the default if it is missing or of another type."""
     value = body.get(name)
     return value if isinstance(value, str) else default
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """A boolean field; the default where it is missing or of another type."""
+    """Return a boolean field, or the default if it is missing or of another type."""
     value = boolean(body.get(name))
     return value if isinstance(value, bool) else default
 
 
 def boolean(value: Any) -> Any:
-    """Return a value with "true" and "false", as clients that fill in forms send them, as booleans."""
+    """Return "true" and "false" as booleans, and any other value unchanged: clients that fill in forms send text."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
-def whole(body: Mapping[str, Any], name: str, default: int) -> int:
-    """A number field as a whole number; the default where it is missing or of another type.
+def integer(body: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a number field as an integer, or the default if it is missing or of another type.
 
-    Raises ApiError where 32 bits do not hold it: every limit, count and id of the API fits into them.
+    Raises ApiError for more than 32 bits, which hold every limit, count and id of the API.
     """
     value = body.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -82,7 +82,7 @@ def whole(body: Mapping[str, Any], name: str, default: int) -> int:
     return int(value)
 
 
-def table(body: Any, name: str) -> Mapping[str, Any]:
-    """An object field; empty where it is missing or of another type."""
+def mapping(body: Any, name: str) -> Mapping[str, Any]:
+    """Return an object field, or an empty mapping if it is missing or of another type."""
     value = body.get(name) if isinstance(body, Mapping) else None
     return value if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Prompts in all shapes llama-server takes: text, tokens, both mixed, objects, and arrays of them."""
+"""Tokenizing of prompts in all shapes of llama-server: text, tokens, both mixed, objects, and arrays of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
-from llamado.server.model import Served, ServedTokenizer
+from llamado.server.model import ServedModel, ServedTokenizer
 
-# Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
-# text has but a hostile one, takes a minute.
+# Most characters of one text. A prompt of a million tokens has about half as many. A single word of this length, which
+# only a hostile client sends, takes a minute to tokenize.
 MOST_TEXT = 1 << 23
 
 _SHAPES = (
@@ -24,14 +24,17 @@ def _is_int(value: Any) -> bool:
 
 
 def encode(text: str, tokenizer: ServedTokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
-    """A text's tokens. Raises ApiError where it is longer than any prompt."""
+    """Return the tokens of a text. Raises ApiError for more than MOST_TEXT characters."""
     if len(text) > MOST_TEXT:
         raise invalid(f"a text of {len(text)} characters is too long; at most {MOST_TEXT} are allowed")
     return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
 
 def tokenize_mixed(content: Any, tokenizer: ServedTokenizer, *, add_special: bool, parse_special: bool) -> list[int]:
-    """A string, or a list of strings and tokens; only a string that comes first gets BOS. Raises ApiError."""
+    """Return the tokens of a string, or of a list of strings and tokens. Raises ApiError.
+
+    `add_special` affects only a string at the beginning.
+    """
     if isinstance(content, str):
         return encode(content, tokenizer, add_special=add_special, parse_special=parse_special)
     if not isinstance(content, list):
@@ -47,7 +50,7 @@ def tokenize_mixed(content: Any, tokenizer: ServedTokenizer, *, add_special: boo
     return tokens
 
 
-def _one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
+def _tokenize_one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
     if isinstance(prompt, str):
         return encode(prompt, tokenizer, add_special=True, parse_special=True)
     if isinstance(prompt, list):
@@ -63,16 +66,16 @@ def _one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
 
 
 def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int) -> list[list[int]]:
-    """All prompts of a request, `most` of them, as tokens.
+    """Return the tokens of each prompt of a request.
 
-    Raises ApiError for a wrong shape, too many prompts, or a token outside the vocabulary.
+    Raises ApiError for a wrong shape, more than `most` prompts, or a token outside the vocabulary.
     """
     if isinstance(prompt, list) and not any(_is_int(item) for item in prompt):
         if len(prompt) > most:
             raise invalid(f"{len(prompt)} prompts in one request; at most {most} are allowed")
-        prompts = [_one(item, tokenizer) for item in prompt]
+        prompts = [_tokenize_one(item, tokenizer) for item in prompt]
     else:
-        prompts = [_one(prompt, tokenizer)]
+        prompts = [_tokenize_one(prompt, tokenizer)]
     if not prompts:
         raise invalid('"prompt" must not be empty')
     for tokens in prompts:
@@ -85,57 +88,57 @@ def _check_tokens(tokens: Sequence[int], tokenizer: ServedTokenizer) -> None:
         raise invalid("Prompt contains invalid tokens")
 
 
-def prompts_in_context(prompt: Any, served: Served, *, most: int) -> list[list[int]]:
-    """As `tokenize_prompts`, of prompts that fit into the context. Raises ApiError for one that does not."""
+def prompts_in_context(prompt: Any, served: ServedModel, *, most: int) -> list[list[int]]:
+    """Tokenize as `tokenize_prompts`. Raises ApiError for a prompt that does not fit into the context, too."""
     for item in prompt if isinstance(prompt, list) else [prompt]:
-        _check_length(characters(item), served)
-    return [_fitting(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
+        _check_length(_n_characters(item), served)
+    return [_in_context(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
 
 
-def chat_in_context(prompt: str, served: Served, before: Sequence[int] = ()) -> list[int]:
-    """The tokens of a rendered chat, behind those `before` it. Raises ApiError where they are too many."""
-    if before:
-        _check_tokens(before, served.tokenizer)
+def chat_in_context(prompt: str, served: ServedModel, prefix: Sequence[int] = ()) -> list[int]:
+    """Return the tokens of a rendered chat behind those of `prefix`. Raises ApiError if the context is too small."""
+    if prefix:
+        _check_tokens(prefix, served.tokenizer)
         more = encode(prompt, served.tokenizer, add_special=False, parse_special=True)
-        return _fitting([*before, *more], served)
-    return _fitting(tokenize_chat(prompt, served), served)
+        return _in_context([*prefix, *more], served)
+    return _in_context(tokenize_chat(prompt, served), served)
 
 
-def tokenize_chat(prompt: str, served: Served) -> list[int]:
-    """The tokens of a rendered chat, as many as they are. Raises ApiError."""
+def tokenize_chat(prompt: str, served: ServedModel) -> list[int]:
+    """Return the tokens of a rendered chat, also if they do not fit into the context. Raises ApiError."""
     _check_length(len(prompt), served)
     return encode(prompt, served.tokenizer, add_special=True, parse_special=True)
 
 
-def _fitting(tokens: list[int], served: Served) -> list[int]:
+def _in_context(tokens: list[int], served: ServedModel) -> list[int]:
     if len(tokens) >= served.info.n_ctx:
         raise _too_long(len(tokens), served.info.n_ctx)
     return tokens
 
 
-def characters(prompt: Any) -> int:
-    """How many characters of text a prompt in one of its shapes holds at most."""
+def _n_characters(prompt: Any) -> int:
+    """Return the number of characters of text in a prompt of any shape."""
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, dict):
-        return characters(prompt.get("prompt_string"))
+        return _n_characters(prompt.get("prompt_string"))
     return sum(len(item) for item in prompt if isinstance(item, str)) if isinstance(prompt, list) else 0
 
 
-def _check_length(n_characters: int, served: Served) -> None:
-    """Refuse a text that cannot fit into the context whatever its tokens: finding them may take a minute."""
+def _check_length(n_characters: int, served: ServedModel) -> None:
+    """Raise ApiError for a text that cannot fit into the context, before tokenizing it, which may take a minute."""
     n_ctx = served.info.n_ctx
     longest = served.longest_token() if n_characters > n_ctx else 0
     if longest and n_characters > n_ctx * longest:
-        raise _too_long(n_characters // longest, n_ctx, least=True)
+        raise _too_long(n_characters // longest, n_ctx, at_least=True)
 
 
-def _too_long(n_tokens: int, n_ctx: int, *, least: bool = False) -> ApiError:
-    """400 for a prompt that does not fit into the context; `least`: it has this many tokens or more."""
-    known = f"at least {n_tokens}" if least else str(n_tokens)
+def _too_long(n_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+    """Return the error for a prompt that does not fit; `at_least`: `n_tokens` is a lower bound."""
+    count = f"at least {n_tokens}" if at_least else str(n_tokens)
     return ApiError(
         "exceed_context_size_error",
-        f"request ({known} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        f"request ({count} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
         n_prompt_tokens=n_tokens,
         n_ctx=n_ctx,
     )

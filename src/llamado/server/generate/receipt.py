@@ -1,4 +1,4 @@
-"""`llamado_receipt`: what an answer was made with, for whoever wants the same answer elsewhere, or to know why not."""
+"""`llamado_receipt`: the build, model files, instruction set and settings of an answer, to reproduce it elsewhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llamado.server.generate.generation_settings import generation_settings, see
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.model import ModelInfo, ModelOrigin
 
-_OF_ONE_ANSWER = ("seed", "stream", "id_slot", "n_predict", "max_tokens", "n_probs", "generation_prompt")
-"""Settings that do not belong to a profile: they differ from request to request, or change no token."""
+_NOT_IN_PROFILE = ("seed", "stream", "id_slot", "n_predict", "max_tokens", "n_probs", "generation_prompt")
+"""Settings outside of the profile: they differ from request to request, or change no token."""
 
 _hashes: dict[tuple[str, int, int], str] = {}
 _hashing = threading.Lock()
 
 
 def model_origin(info: ModelInfo) -> ModelOrigin:
-    """Read the model's files, the first time; takes seconds."""
+    """Return the hashes of the model's files. Takes seconds the first time, when the files are read."""
     path = Path(info.path)
     paths = [path.parent / name for name in shard_names(path.name) or [path.name]]
     paths += [Path(adapter.path) for adapter in info.adapters]
@@ -32,23 +32,23 @@ def model_origin(info: ModelInfo) -> ModelOrigin:
 
 
 def file_hash(path: Path) -> str | None:
-    """A file's SHA-256, read again only where its size or its time has changed; None where it is gone."""
+    """Return a file's SHA-256, cached until its size or its time changes; None if the file is gone."""
     try:
         stat = path.stat()
-        known = (str(path), stat.st_size, stat.st_mtime_ns)
-        with _hashing:  # whoever asks at the same time waits for the first
-            if known not in _hashes:
+        key = (str(path), stat.st_size, stat.st_mtime_ns)
+        with _hashing:  # one thread reads the file, concurrent calls wait for its hash
+            if key not in _hashes:
                 with path.open("rb") as file:
-                    _hashes[known] = hashlib.file_digest(file, "sha256").hexdigest()
-            return _hashes[known]
+                    _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return _hashes[key]
     except OSError:
         return None
 
 
-def receipt_json(asked: GenerationRequest, origin: ModelOrigin, seed: Seed | None) -> dict[str, Any]:
-    """The receipt of one answer. `profile_id` is equal where all settings but the seed and the length are."""
-    settings = generation_settings(asked, seed=seed)
-    profile = {name: value for name, value in settings.items() if name not in _OF_ONE_ANSWER}
+def receipt_json(request: GenerationRequest, origin: ModelOrigin, seed: Seed | None) -> dict[str, Any]:
+    """Return the receipt of one answer. `profile_id` is equal if all settings but the seed and the length are."""
+    settings = generation_settings(request, seed=seed)
+    profile = {name: value for name, value in settings.items() if name not in _NOT_IN_PROFILE}
     return {
         "build": BUILD,
         "model": origin.model,

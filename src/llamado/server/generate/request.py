@@ -1,4 +1,4 @@
-"""What a body asks for, by whichever API it came: read once, and all that the way to the answer and its form need."""
+"""The generation request: a body of any API, read and checked once, for the engine and for the format of the answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
 from llamado.server.errors import invalid
-from llamado.server.generate.constraints import Limits
-from llamado.server.model import ModelOrigin, Served
+from llamado.server.generate.constraints import OutputConstraints
+from llamado.server.model import ModelOrigin, ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from llamado.text.dialects.dialect import PreparedChat
     from llamado.text.grammar.source import GrammarSource
 
-# Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
+# Most probabilities of one answer: a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
 MOST_PROBABILITIES = 1 << 20
-# Tokens that an answer without a limit is thought to have at least.
+# Tokens that an answer without a limit is expected to have.
 LONG_ANSWER = 4096
 
 
 def completion_id() -> str:
-    """A fresh `chatcmpl-…` id; the OpenAI endpoints and Anthropic's use this form."""
+    """Return a new `chatcmpl-…` id, the form of the OpenAI endpoints and of Anthropic's."""
     return "chatcmpl-" + random_id()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """A body, read and checked; the fields that bodies have are named as in the table of parameters."""
+    """A body, read and checked. Fields of bodies are named as in the table of parameters."""
 
     engine: Request
-    """What the engine is given for each answer, but for the prompt, what limits tokens, and further answers' seeds."""
+    """The engine's request, without the prompt, the constraint, and the seeds of further answers."""
     prompts: Sequence[list[int]] = ()
     texts: Sequence[str] = ()
-    """The prompts as text, where the answer shows them."""
+    """The prompts as text, if the answer shows them."""
     n: int = 1
     """Answers per prompt."""
-    limits: Limits = field(default_factory=Limits)
+    constraints: OutputConstraints = field(default_factory=OutputConstraints)
     grammar: GrammarSource | None = None
-    """The grammar in force: that of `limits`, or the server's."""
+    """The grammar to enforce: of `constraints`, or the server's default."""
     id: str = field(default_factory=completion_id)
     model: str = ""
     stream: bool = False
@@ -52,34 +52,34 @@ class GenerationRequest:
     response_fields: Sequence[str] = ()
     verbose: bool = False
     receipt: bool = False
-    """Whether the answer says what it was made with."""
+    """The answer has a receipt."""
     origin: ModelOrigin | None = None
-    """What the model was loaded from, where the answer says so."""
+    """The files of the model, for the receipt."""
     echo: bool = False
     echoed: Sequence[str] = ()
-    """The prompts as text, where answers begin with them (`echo` of `/v1/completions`)."""
+    """The prompts as text, if answers begin with them (`echo` of `/v1/completions`)."""
     backend_sampling: bool = False
     banned: Sequence[int] = ()
-    """Tokens that cannot come because the answer shall not end by itself."""
-    # of chats
+    """End-of-generation tokens, if `ignore_eos` bans them."""
+    # Only of chats:
     prepared: PreparedChat | None = None
-    """The conversation as a prompt, and how the answer to it is read."""
+    """The rendered conversation, and the parser of its answer."""
     reasoning_format: str = "none"
     client_stops: Sequence[str] = ()
-    """The stops that the client named, beside those of the model's family."""
+    """The stop strings that the client sent, without those of the chat template."""
     control: bool = False
-    """Whether the client may end the thoughts."""
+    """The client may end the reasoning (`reasoning_control`)."""
 
     @property
     def n_answers(self) -> int:
         return len(self.prompts) * self.n
 
     def prompt(self, index: int) -> list[int]:
-        """The prompt of an answer by the answer's number."""
+        """Return the prompt of an answer by its index."""
         return self.prompts[index // self.n]
 
     def text(self, index: int) -> str:
-        """That prompt as text, "" where the answer does not show it."""
+        """Return the prompt of an answer as text, or "" if the answer does not show it."""
         return self.texts[index // self.n] if self.texts else ""
 
 
@@ -89,30 +89,30 @@ _OWN = frozenset(f.name for f in dataclasses.fields(GenerationRequest))
 def make_request(
     given: Mapping[str, Any],
     prompts: Sequence[list[int]],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
     *,
-    limits: Limits,
+    constraints: OutputConstraints,
     show_prompts: bool = False,
     **more: Any,
 ) -> GenerationRequest:
-    """Of the parameters that a body gives, its prompts and what limits its tokens; the server's words elsewhere.
+    """Return the request for the parameters `given` in a body, with the server's defaults for the others.
 
     `more`: further fields of GenerationRequest. Raises ApiError and InvalidRequest.
     """
     own: dict[str, Any] = {"sse_ping_interval": switches.sse_ping_interval, "verbose": switches.verbose}
     own |= {name: value for name, value in given.items() if name in _OWN}
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
-    # The engine takes no prompt without tokens, but such a one is answered, too.
-    engine = served.defaults.request([0], preserved=limits.preserved, **fields)
-    engine.n_predict = _bounded(engine, len(prompts) * own.get("n", 1), served.info.n_ctx)
+    # The engine accepts no empty prompt, but the server answers one.
+    engine = served.defaults.request([0], preserved=constraints.preserved, **fields)
+    engine.n_predict = _bounded_n_predict(engine, len(prompts) * own.get("n", 1), served.info.n_ctx)
     texts = [served.tokenizer.decode(prompt, special=True) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
         engine=engine,
         prompts=prompts,
         texts=texts,
-        limits=limits,
-        grammar=_in_force(limits, switches.grammar),
+        constraints=constraints,
+        grammar=_enforced_grammar(constraints, switches.grammar),
         model=served.info.name,
         banned=sorted(served.tokenizer.eog) if given.get("ignore_eos") else (),
         **own,
@@ -120,16 +120,16 @@ def make_request(
     )
 
 
-def _in_force(limits: Limits, usual: GrammarSource | None) -> GrammarSource | None:
-    if limits.lazy and not limits.triggers:
-        return None  # it would never begin
-    return usual if limits.source is None else limits.source
+def _enforced_grammar(constraints: OutputConstraints, default: GrammarSource | None) -> GrammarSource | None:
+    if constraints.lazy and not constraints.triggers:
+        return None  # nothing could trigger it
+    return default if constraints.source is None else constraints.source
 
 
-def _bounded(engine: Request, n_answers: int, n_ctx: int) -> int:
-    """`n_predict`, made smaller where an answer without an end would hold more probabilities than one may.
+def _bounded_n_predict(engine: Request, n_answers: int, n_ctx: int) -> int:
+    """Return `n_predict`; for an answer without a limit, so many tokens that it has at most MOST_PROBABILITIES.
 
-    Raises ApiError where what is asked for is more than that.
+    Raises ApiError for a request for more probabilities.
     """
     each = engine.n_probs * n_answers
     if not each:

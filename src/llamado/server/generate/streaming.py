@@ -1,4 +1,4 @@
-"""Events from the engine's thread to HTTP responses, many streams with one wake-up."""
+"""Responses from engine events: one wake-up of the event loop delivers the events of all streams."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from llamado.server.model import ServedEngine
 
 log = logging.getLogger("llamado.server")
 
-# What may wait for clients that do not read, in probabilities; an event without any counts as _EVENT of them. It is
-# about 50 MB.
+# Most unread events of all clients together, in probabilities (about 50 MB). An event without any counts as _EVENT.
 MOST_UNREAD = 1 << 21
 _EVENT = 4
-# Seconds that the engine's thread leaves its core to the event loop after a step's tokens: several times what writing
-# those of a dozen streams takes.
-_LEFT_TO_LOOP = 0.001
+# Seconds that the engine's thread waits at most for the delivery of a step's tokens: several times what writing those
+# of a dozen streams takes.
+_DELIVERY_SECONDS = 0.001
 
 
 class Mailbox:
-    """Carries events from the engine's thread to the event loop.
+    """The queue of events from the engine's thread to the event loop.
 
-    The loop is woken once for all events posted until it gets to run, so a step of the engine that makes a token for
-    each of 100 streams costs one wake-up. What clients leave unread is bounded for all of them together: then the
-    stream of which most waits is given up.
+    One wake-up of the loop delivers all events posted until it runs, so a step with a token for each of 100 streams
+    costs one wake-up. Unread events are limited over all clients: above MOST_UNREAD the stream with most of them is
+    aborted.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,7 +53,7 @@ class Mailbox:
         self._woken = False
 
     def post(self, generation: Generation, index: int, event: Event) -> None:
-        """Hand over an event; any thread."""
+        """Add an event; any thread."""
         self._events.append((generation, index, event))
         if not self._woken:
             self._woken = True
@@ -62,10 +61,10 @@ class Mailbox:
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                pass  # the loop is closed: nobody is left to read
+                pass  # the loop is closed, and with it all connections
 
     def _deliver(self) -> None:
-        # Cleared before reading: an event posted from here on either is read below or schedules the next delivery.
+        # Cleared before reading: an event posted from here on is either read below or schedules the next delivery.
         self._woken = False
         events = self._events
         reached: dict[Generation, None] = {}
@@ -78,45 +77,45 @@ class Mailbox:
         self._delivered.set()
 
     def let_deliver(self) -> None:
-        """Wait a moment until what was posted is delivered; the engine's thread."""
-        self._delivered.wait(_LEFT_TO_LOOP)
+        """Wait until posted events are delivered, for a millisecond at most; the engine's thread."""
+        self._delivered.wait(_DELIVERY_SECONDS)
 
     def begin(self) -> None:
-        """A generation was given to the engine."""
+        """Count a generation that was submitted."""
         self._n_open += 1
 
     def end(self, generation: Generation) -> None:
-        """A response is over."""
+        """Count a response that ended, and forget its unread events."""
         self.forget(generation)
         self._n_open -= 1
         if not self._n_open:
             log.debug("all slots are idle")
 
     def wait(self, generation: Generation, events: Sequence[tuple[int, Event]]) -> None:
-        """Events wait to be read."""
+        """Count unread events of a generation; abort the one with most of them if there are too many."""
         weight = sum(_EVENT + _probabilities(event) for _, event in events)
         self._unread[generation] = self._unread.get(generation, 0) + weight
         self._total += weight
         if self._total > MOST_UNREAD:
-            log.warning("answer aborted: its client reads too slowly, and too many bytes wait for it")
-            max(self._unread, key=self._unread.__getitem__).give_up()
+            log.warning("answer aborted: its client reads too slowly, and clients have too much unread data")
+            max(self._unread, key=self._unread.__getitem__).abort()
 
     def forget(self, generation: Generation) -> None:
-        """Nothing of a generation's waits any more."""
+        """Forget the unread events of a generation: they were read or dropped."""
         self._total -= self._unread.pop(generation, 0)
 
 
 @runtime_checkable
-class EndsReasoning(Protocol):
-    """What limits an answer, and can end the thoughts in it."""
+class ReasoningControl(Protocol):
+    """A constraint that can end the reasoning in an answer."""
 
     def end_reasoning(self) -> bool:
-        """End them now; returns whether the model was thinking."""
+        """End the reasoning now; return False if the model is not reasoning."""
         ...
 
 
 class Generation:
-    """The engine's answers to one HTTP request: one or several, numbered in the order of its prompts."""
+    """The engine's answers to one HTTP request, numbered in the order of its prompts."""
 
     def __init__(
         self,
@@ -124,36 +123,36 @@ class Generation:
         engine: ServedEngine,
         requests: Sequence[Request],
         *,
-        parts: bool = True,
-        control: EndsReasoning | None = None,
+        stream: bool = True,
+        control: ReasoningControl | None = None,
     ) -> None:
-        """`parts`: whether tokens are wanted as they come, or only the results. `control`: what ends the thoughts."""
+        """`stream`: deliver tokens, too, not only results. `control`: ends the reasoning."""
         self.requests = requests
         self._control = control
-        self._parts = parts
+        self._stream = stream
         self._mailbox = mailbox
         self._engine = engine
         self.tasks: list[int] = []
         self._events: list[tuple[int, Event]] = []
-        self._n_waiting = 0  # of those, the first, which the mailbox knows of
+        self._n_waiting = 0  # the first of them, which the mailbox has counted
         self._waiter: asyncio.Future[None] | None = None
         self.sink: Callable[[Sequence[tuple[int, Event]]], bool] | None = None
-        """Writes tokens as soon as they come while nobody is awake to read them; False where it cannot."""
+        """Writes events at once while the task that reads them sleeps; returns False if it cannot."""
         self._open = len(requests)
         self._n_tokens = [0] * len(requests)
         self._ended: set[int] = set()
         self.first_token: float | None = None
-        """When it came, as `time.perf_counter()`."""
+        """Time of the first token, by `time.perf_counter()`."""
         self.gone = False
         self.close_connection: Callable[[], None] | None = None
-        """Closes the client's connection without waiting for what it has not read."""
+        """Closes the client's connection without sending the rest."""
 
     def start(self) -> None:
-        """Submit everything; an error of the engine leaves nothing running."""
+        """Submit all requests. If the engine rejects one, cancel the others and raise its error."""
         try:
             for i, request in enumerate(self.requests):
                 if not request.prompt:
-                    self.deliver(i, Done(_nothing(request)))
+                    self.deliver(i, Done(_empty_result(request)))
                     continue
                 emit = partial(self._emit, i)
                 self.tasks.append(self._engine.submit(request, emit, taken=self._mailbox.let_deliver))
@@ -176,44 +175,44 @@ class Generation:
         return sum(self._n_tokens)
 
     def _emit(self, index: int, event: Event) -> None:
-        # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
+        # On the engine's thread. If compute threads use all cores, every wake-up of the event loop costs them time.
         if isinstance(event, Token):
             self._n_tokens[index] += len(event.tokens)
             if self.first_token is None:
                 self.first_token = time.perf_counter()
-        if self._parts or not isinstance(event, (Token, Progress)):
+        if self._stream or not isinstance(event, (Token, Progress)):
             self._mailbox.post(self, index, event)
 
     def cancel(self) -> None:
-        """Stop what is still running; harmless when nothing is."""
+        """Cancel the answers that still run."""
         if self._open:
             self._open = 0
             for task in self.tasks:
                 self._engine.cancel(task)
 
     def end_reasoning(self) -> str:
-        """End the thoughts of what runs; returns why not, "" where it is done."""
+        """End the reasoning of running answers; return "", or the reason if it cannot be ended."""
         if not self.running:
             return "no active completion for this id"
         if self._control is None:
             return "reasoning control not enabled for this completion"
         return "" if self._control.end_reasoning() else "the model is not thinking"
 
-    def hang_up(self) -> None:
-        """The client is gone: cancel, and wake whoever reads."""
+    def disconnect(self) -> None:
+        """Cancel everything because the client is gone, and wake the task that reads."""
         self.gone = True
         self.cancel()
         self._drop()
         self.wake()
 
-    def give_up(self) -> None:
-        """The client does not read: close its connection, as if it had."""
+    def abort(self) -> None:
+        """Close the connection of a client that does not read, and cancel everything."""
         if self.close_connection is not None:
             self.close_connection()
-        self.hang_up()
+        self.disconnect()
 
     def close(self) -> None:
-        """The response is over: stop what runs, drop what was not read, and note what the answers came to."""
+        """End the response: cancel running answers, drop unread events, and complete the request's log record."""
         self.cancel()
         self._events.clear()
         self._mailbox.end(self)
@@ -235,17 +234,17 @@ class Generation:
         self._mailbox.forget(self)
 
     def deliver(self, index: int, event: Event) -> None:
-        """Take an event that comes alone; event loop only."""
+        """Take one event and pass it on; event loop only."""
         self.take(index, event)
         self.pass_on()
 
     def take(self, index: int, event: Event) -> None:
-        """Take one of several events; `pass_on` follows the last."""
+        """Take an event; the caller calls `pass_on` after the last one."""
         if self._open:
             self._events.append((index, event))
 
     def pass_on(self) -> None:
-        """Have what was taken written or read: by the sink, where all of it are tokens and who reads sleeps."""
+        """Write the events that were taken with the sink if it can, else wake the task that reads them."""
         events, waiter = self._events, self._waiter
         if not events:
             return
@@ -264,7 +263,7 @@ class Generation:
 
     @property
     def running(self) -> bool:
-        """Whether an answer is still to come from the engine."""
+        """True while the engine generates an answer."""
         return self._open > 0
 
     @property
@@ -272,7 +271,7 @@ class Generation:
         return self._open == 0 and not self._events
 
     async def read(self) -> list[tuple[int, Event]]:
-        """Events since the last read; waits for one. Empty after `wake` (a ping is due, or the client is gone)."""
+        """Wait for events and return all since the last read; [] after `wake` (ping due, or client gone)."""
         if not self._events and self._open:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -291,7 +290,7 @@ class Generation:
         return events
 
     async def results(self) -> list[Result]:
-        """All results in order. Raises ApiError; returns an empty list when the client is gone."""
+        """Wait for all results and return them in order, or [] if the client is gone. Raises ApiError."""
         results: dict[int, Result] = {}
         while not self.finished:
             for index, event in await self.read():
@@ -302,8 +301,8 @@ class Generation:
         return [] if self.gone else [results[i] for i in range(len(self.requests))]
 
 
-def _nothing(request: Request) -> Result:
-    """The answer to a prompt without tokens, as llama-server gives it."""
+def _empty_result(request: Request) -> Result:
+    """Return llama-server's answer to a prompt without tokens."""
     return Result(
         content="",
         tokens=[],
@@ -325,15 +324,15 @@ def _nothing(request: Request) -> Result:
 
 
 EVENTS = "text/event-stream"
-"""Streams of server-sent events, among which a comment may stand."""
+"""The media type of streams that may have comments between the events, which serve as pings."""
 
 
 class AnswerFormat(Protocol):
-    """How one API writes a stream's parts; each method returns whole messages of `media_type`, b"" for none."""
+    """The answer format of one API. The methods for streams return whole messages of `media_type`, or b""."""
 
     @property
     def media_type(self) -> str:
-        """Of a stream."""
+        """The media type of a stream."""
         ...
 
     def token(self, index: int, event: Token) -> bytes: ...
@@ -345,27 +344,27 @@ class AnswerFormat(Protocol):
     def end(self) -> bytes: ...
 
     def error(self, error: ApiError) -> bytes:
-        """An error inside of a stream that has begun."""
+        """Return an error as the last message of a stream."""
         ...
 
     def failure(self, error: ApiError) -> Response:
-        """An error instead of an answer."""
+        """Return the response for an error before the answer has begun."""
         ...
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         ...
 
 
-async def watch(receive: Receive, hang_up: Callable[[], None]) -> None:
-    """Call `hang_up` when the client closes its connection."""
+async def watch(receive: Receive, disconnect: Callable[[], None]) -> None:
+    """Call `disconnect` when the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    hang_up()
+    disconnect()
 
 
 class EventStream(Response):
-    """A response that writes a generation's events as they come, and cancels it when the client goes away."""
+    """A streamed response: writes the events of a generation, and cancels it if the client disconnects."""
 
     def __init__(self, generation: Generation, format: AnswerFormat, *, ping_interval: int = 30) -> None:
         super().__init__(media_type=format.media_type, headers={"x-accel-buffering": "no"})
@@ -373,25 +372,25 @@ class EventStream(Response):
         self._generation = generation
         self._format = format
         self._ping_interval = ping_interval
-        self._more: Callable[[bytes], bool] | None = None
-        self._failed: Exception | None = None
+        self._write_now: Callable[[bytes], bool] | None = None
+        self._error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
-        watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
+        watcher = asyncio.ensure_future(watch(receive, generation.disconnect))
         interval = self._ping_interval if self._format.media_type == EVENTS else -1
         ping = self._ping = _Ping(interval, generation.wake)
         started = False
-        self._more = scope.get("extensions", {}).get(WRITE)
+        self._write_now = scope.get("extensions", {}).get(WRITE)
         try:
             while not generation.finished:
                 events = await generation.read()
-                if self._failed is not None:
-                    raise self._failed
+                if self._error is not None:
+                    raise self._error
                 if not started and events and isinstance(events[0][1], Failure):
-                    # An answer that never began can still say so by its status.
+                    # Nothing is sent yet, so the response can have the error's status.
                     response = self._format.failure(translate(events[0][1].error))
                     await response(scope, receive, send)
                     return
@@ -406,7 +405,7 @@ class EventStream(Response):
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
-                    if self._more is not None:
+                    if self._write_now is not None:
                         generation.sink = self._write_at_once
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             if generation.gone:
@@ -421,19 +420,22 @@ class EventStream(Response):
             generation.close()
 
     def _write_at_once(self, events: Sequence[tuple[int, Event]]) -> bool:
-        """See Generation.sink: what a task would do that is woken for each token costs several times as much."""
-        more = self._more
-        if more is None or not all(isinstance(event, Token) for _, event in events) or _weight(events) > LONG_TEXT:
+        """Write tokens without waking this response's task, which would cost several times as much for each token.
+
+        Returns False, and writes nothing, for other events, many probabilities, or a connection with unsent data.
+        """
+        write = self._write_now
+        if write is None or not all(isinstance(event, Token) for _, event in events) or _weight(events) > LONG_TEXT:
             return False
-        if not more(b""):  # asked before, as what is written is not written again
+        if not write(b""):  # checked first, because `_write` advances the format's state
             return False
         try:
             data = self._write(events)
         except Exception as error:
-            self._failed = error
+            self._error = error
             return False
         if data:
-            more(data)
+            write(data)
             self._ping.sent()
         return True
 
@@ -457,7 +459,7 @@ class EventStream(Response):
 
 
 def _weight(events: Sequence[tuple[int, Event]]) -> int:
-    """How much there is to write, in probabilities and biases: there may be one for each token of the vocabulary."""
+    """Return the number of probabilities and biases to write: up to one for each token of the vocabulary."""
     weight = 0
     for _, event in events:
         weight += _probabilities(event)
@@ -477,7 +479,7 @@ def _size(result: Result) -> int:
 
 
 class _Ping:
-    """Wakes a stream that was silent for `interval` seconds."""
+    """A timer that wakes a stream after `interval` seconds without data; no timer if `interval` is not positive."""
 
     def __init__(self, interval: int, wake: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -504,7 +506,7 @@ class _Ping:
 
 
 class Answer(Response):
-    """A response made of all results at once; the client's going away cancels the generation."""
+    """A response that is not streamed: waits for all results, and cancels the generation if the client disconnects."""
 
     def __init__(self, generation: Generation, format: AnswerFormat) -> None:
         super().__init__(media_type="application/json")
@@ -515,7 +517,7 @@ class Answer(Response):
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
-        watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
+        watcher = asyncio.ensure_future(watch(receive, generation.disconnect))
         response: Response
         try:
             results = await generation.results()
@@ -541,10 +543,10 @@ def begin(
     *,
     stream: bool,
     ping_interval: int,
-    control: EndsReasoning | None = None,
+    control: ReasoningControl | None = None,
 ) -> tuple[Generation, Response]:
-    """Give requests to the engine; returns the response that writes what comes, and the generation behind it."""
-    generation = Generation(mailbox, engine, requests, parts=stream, control=control)
+    """Submit requests to the engine; return the generation, and the response that writes its events."""
+    generation = Generation(mailbox, engine, requests, stream=stream, control=control)
     generation.start()
     if stream:
         return generation, EventStream(generation, format, ping_interval=ping_interval)

@@ -1,4 +1,4 @@
-"""What is asked for → what the engine is given: one request per prompt and answer, under one compiled constraint."""
+"""From a generation request to the engine's requests: one per prompt and answer, with one compiled constraint."""
 
 from __future__ import annotations
 
@@ -27,64 +27,63 @@ log = logging.getLogger("llamado.server")
 
 @dataclass(slots=True, kw_only=True)
 class SubmittedRequest(Request):
-    """A request to the engine that knows what it is part of: what the engine's snapshots show has it at hand.
+    """An engine request with the generation request that it is part of, for `/slots` to show its settings.
 
-    `asked` is without prompts: a slot shows its last request for as long as it rests.
+    `source` is without prompts, because an idle slot keeps its last request.
     """
 
-    asked: GenerationRequest
+    source: GenerationRequest
 
 
-async def engine_requests(asked: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
-    """The engine's requests; in a thread where a grammar is to be compiled, which may take seconds. Raises ApiError."""
-    make = partial(_requests, asked, grammars)
-    if asked.grammar is not None:
+async def engine_requests(request: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
+    """Return the engine's requests. Compiles the grammar in a thread, which may take seconds. Raises ApiError."""
+    make = partial(_requests, request, grammars)
+    if request.grammar is not None:
         return await off_loop_grammar(make)
-    return await off_loop(make, 64 * asked.n_answers if asked.limits.reasoning is None else math.inf)
+    return await off_loop(make, 64 * request.n_answers if request.constraints.reasoning is None else math.inf)
 
 
-def _requests(asked: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
-    """The answers of one prompt get seeds counted up from the given one."""
-    shared: dict[str, Any] = {f.name: getattr(asked.engine, f.name) for f in dataclasses.fields(Request)}
-    shared["constraint"] = _constraint(asked, grammars)
-    settings = dataclasses.replace(asked, prompts=(), texts=())
-    made = []
-    for prompt in asked.prompts:
-        for i in range(asked.n):
+def _requests(request: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
+    shared: dict[str, Any] = {f.name: getattr(request.engine, f.name) for f in dataclasses.fields(Request)}
+    shared["constraint"] = _constraint(request, grammars)
+    source = dataclasses.replace(request, prompts=(), texts=())
+    requests = []
+    for prompt in request.prompts:
+        for i in range(request.n):
             own: dict[str, Any] = {"prompt": prompt}
             if i:
-                sampling = asked.engine.sampling
-                own["sampling"] = dataclasses.replace(sampling, seed=_counted_up(sampling.seed, i))
+                sampling = request.engine.sampling
+                own["sampling"] = dataclasses.replace(sampling, seed=_nth_seed(sampling.seed, i))
                 own["id_slot"] = -1
-            made.append(SubmittedRequest(**(shared | own), asked=settings))
-    return made
+            requests.append(SubmittedRequest(**(shared | own), source=source))
+    return requests
 
 
-def _constraint(asked: GenerationRequest, grammars: Grammars | None) -> Constraint | None:
-    """What the engine holds the answers to."""
-    limits = asked.limits
-    if asked.grammar is None and limits.reasoning is None:
+def _constraint(request: GenerationRequest, grammars: Grammars | None) -> Constraint | None:
+    """Compile the constraint of the answers. Raises ApiError."""
+    given = request.constraints
+    if request.grammar is None and given.reasoning is None:
         return None
     if grammars is None:
         raise not_supported("This server's model does not generate")
     constraint: Constraint | None = None
     try:
-        if asked.grammar is not None:
+        if request.grammar is not None:
             try:
-                constraint = grammars.compile(asked.grammar, triggers=limits.triggers if limits.lazy else ())
+                constraint = grammars.compile(request.grammar, triggers=given.triggers if given.lazy else ())
             except GrammarError as error:
-                if not limits.optional:
+                if not given.optional:
                     raise
-                log.warning("tools of request %s: their schemas are not enforced: %s", asked.id, error)
-        if limits.reasoning is None:
+                log.warning("tools of request %s: their schemas are not enforced: %s", request.id, error)
+        if given.reasoning is None:
             return constraint
-        return grammars.with_reasoning(constraint, **dataclasses.asdict(limits.reasoning))
+        return grammars.with_reasoning(constraint, **dataclasses.asdict(given.reasoning))
     except GrammarError as error:
-        raise invalid(f"Field '{limits.field}': {error}" if limits.field else str(error)) from None
+        raise invalid(f"Field '{given.field}': {error}" if given.field else str(error)) from None
 
 
-def _counted_up(seed: Seed | None, i: int) -> Seed | None:
-    """The seed of a further answer; never -1 where the first is not."""
+def _nth_seed(seed: Seed | None, i: int) -> Seed | None:
+    """Return the seed of answer `i` of a prompt: `i` steps away from 0, so that only -1 itself means a random seed."""
     if seed is None or seed == RANDOM_SEED:
         return seed
     if isinstance(seed, str):

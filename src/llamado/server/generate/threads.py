@@ -1,4 +1,4 @@
-"""What may take long is done beside the event loop, so that it keeps answering."""
+"""Thread pools for work that would block the event loop: tokenizing, rendering of chats, grammars, files."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ from llamado.server.errors import invalid
 
 T = TypeVar("T")
 
-# Above this many characters, tokenizing or rendering is done by a thread, so that the event loop keeps answering.
+# Texts of more than this many characters are tokenized and written in a thread, the others in the event loop.
 LONG_TEXT = 4096
 
-# Above this many characters, a chat waits only behind others of its kind.
+# Chats of more than this many characters have a thread of their own, so that short ones do not wait for them.
 LONG_CHAT = 1 << 16
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-text")
-# For work that may take a minute and that no answer waits for.
-_patient = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-text")
-# For grammars: the first one waits until the vocabulary is made ready for all of them.
+# Work of up to a minute that delays no generation.
+_background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-text")
+# Grammars: compiling the first one includes preparing the vocabulary for all of them.
 _grammars = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-grammar")
-# For chats, which wait for a process that renders their template: long ones behind each other, short ones beside them.
+# Chats, whose thread waits for the process that renders their template.
 _chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-chat")
 _long_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-chat")
 
 
 def use_threads(n: int) -> None:
-    """Work on long texts with `n` threads (`--threads-http`)."""
+    """Set the number of threads for long texts (`--threads-http`)."""
     global _workers
     _workers = ThreadPoolExecutor(max_workers=n, thread_name_prefix="llamado-text")
 
 
-async def off_loop(work: Callable[[], T], size: float, *, patient: bool = False) -> T:
-    """Run `work` here when `size` characters are few, else in a thread."""
-    return _shallow(work) if size <= LONG_TEXT else await in_thread(work, patient=patient)
+async def off_loop(work: Callable[[], T], size: float, *, background: bool = False) -> T:
+    """Run `work` in the event loop if `size` is at most LONG_TEXT characters, else in a thread."""
+    return _run(work) if size <= LONG_TEXT else await in_thread(work, background=background)
 
 
-async def in_thread(work: Callable[[], T], *, patient: bool = False) -> T:
-    """Run `work` in a thread, so that the event loop keeps answering; `patient` work waits for others of its kind."""
-    return await _in(_patient if patient else _workers, work)
+async def in_thread(work: Callable[[], T], *, background: bool = False) -> T:
+    """Run `work` in a thread; `background`: in the one thread for work of up to a minute."""
+    return await _run_in(_background if background else _workers, work)
 
 
 async def off_loop_grammar(work: Callable[[], T]) -> T:
-    """Run `work`, which compiles a grammar, in a thread where nothing but grammars waits for it."""
-    return await _in(_grammars, work)
+    """Run `work`, which compiles a grammar, in a thread for grammars: it may take seconds."""
+    return await _run_in(_grammars, work)
 
 
 async def off_loop_chat(work: Callable[[], T], body: Mapping[str, Any]) -> T:
-    """Run `work`, which renders the chat of a body, in a thread: a template may take its time."""
+    """Run `work`, which renders the chat of a body, in a thread for chats: a template may be slow."""
     size = max(map(size_of, body.values()), default=0)
-    return await _in(_long_chats if size > LONG_CHAT else _chats, work)
+    return await _run_in(_long_chats if size > LONG_CHAT else _chats, work)
 
 
-async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(pool, lambda: _shallow(work))
+async def _run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: _run(work))
 
 
-def _shallow(work: Callable[[], T]) -> T:
+def _run(work: Callable[[], T]) -> T:
     try:
         return work()
     except RecursionError:
-        # orjson reads up to 1,024 levels; what walks through them in Python gives up earlier.
+        # orjson reads up to 1,024 levels; Python code that recurses through them fails earlier.
         raise invalid("the request's JSON is nested too deeply") from None
 
 
 def size_of(value: Any) -> int:
-    """Roughly how many characters of text a JSON value holds; what is beyond LONG_TEXT does not count."""
+    """Return roughly the number of characters of text in a JSON value; stops counting above LONG_TEXT."""
     size, todo = 0, [value]
     while todo and size <= LONG_TEXT:
         item = todo.pop()

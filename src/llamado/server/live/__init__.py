@@ -1,1 +1,1 @@
-"""What the page's live view shows: the last hour, the last requests, the last lines of the log, and what changes."""
+"""History for the page's live view: samples of the last hour, recent requests, the tail of the log, and a stream."""

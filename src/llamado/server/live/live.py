@@ -1,4 +1,4 @@
-"""What is kept for whoever looks later: a sample a second, the last requests, the last lines of the log."""
+"""The history that a server keeps: a sample per second, the last requests, the last lines of the log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SAMPLE_SECONDS = 1.0
 
 
 @dataclass
-class Live:
-    """All of it, of one server."""
+class LiveHistory:
+    """The history of one server."""
 
     samples: Samples = field(default_factory=Samples)
     requests: RecentRequests = field(default_factory=RecentRequests)
     log: LogTail = field(default_factory=LogTail)
 
     async def watch(self, snapshot: Callable[[], EngineSnapshot | None]) -> None:
-        """Take samples until cancelled, as the server does when it ends. None: the model is not loaded yet."""
+        """Take a sample every second until cancelled. `snapshot` returns None until the model is loaded."""
         while True:
             if (now := snapshot()) is not None:
                 self.samples.take(time.time(), now, self.requests.n_errors)

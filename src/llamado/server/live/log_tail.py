@@ -1,4 +1,4 @@
-"""The last lines of the log, for `/logs` and the page, and new ones as they come, for `/logs/stream`."""
+"""The tail of the log, for `/logs` and the page, and a stream of new lines, for `/logs/stream`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from llamado.http.request_log import current
 from llamado.loglines import LineFormatter
 
 MODELS = "llamado.model"
-"""Logger of everything that models' processes print; a model's own is below it."""
+"""Parent of the loggers with the output of models' processes, one for each model."""
 _KEPT = 256 * 1024  # bytes of history
-_BEHIND = 1024  # lines a slow reader may be behind before it misses some
+_BEHIND = 1024  # lines that wait for a slow reader before new ones are dropped
 
 
 class LogLine(NamedTuple):
-    """One line."""
+    """One line of the log."""
 
     model: str
-    """Whose process printed it; "": this one."""
+    """The model whose process printed the line; "": this process."""
     at: float
     """Seconds since 1970."""
     level: str
     request: str
-    """Id of the request it is about; "": of none."""
+    """The request's id; "" for a line outside of requests."""
     data: bytes
-    """Its text and the end of the line."""
+    """The text with its newline."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the line as JSON for the page."""
         text = self.data[:-1].decode("utf-8", "replace")
         found: dict[str, Any] = {"at": round(self.at, 3), "level": self.level, "text": text}
         if self.model:
@@ -42,7 +42,7 @@ class LogLine(NamedTuple):
 
 
 class LogFollower:
-    """One that follows the log; `kind` is "" (all), "proxy", "upstream", or a model's name."""
+    """A reader of new lines. `kind`: "" (all), "proxy" (this process), "upstream" (all models), or a model's name."""
 
     def __init__(self, tail: LogTail, kind: str) -> None:
         self._tail = tail
@@ -50,12 +50,12 @@ class LogFollower:
         self._lines: asyncio.Queue[bytes] = asyncio.Queue(_BEHIND)
 
     def offer(self, line: bytes) -> None:
-        """Take a line; event loop only."""
+        """Queue a line, or drop it if the reader is too far behind; event loop only."""
         if not self._lines.full():
             self._lines.put_nowait(line)
 
     async def read(self) -> bytes:
-        """At least one new line."""
+        """Wait for new lines and return them all."""
         lines = [await self._lines.get()]
         while not self._lines.empty():
             lines.append(self._lines.get_nowait())
@@ -67,21 +67,21 @@ class LogFollower:
 
 
 class LogTail(logging.Handler):
-    """A log handler that remembers."""
+    """A log handler that keeps the last 256 kB of lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._loop: asyncio.AbstractEventLoop | None = None  # where readers live
+        self._loop: asyncio.AbstractEventLoop | None = None  # the readers' loop
         self._lines: deque[LogLine] = deque()
         self._size = 0
-        self._n = 0  # lines that came so far
+        self._n = 0  # lines logged so far
         self.readers: set[LogFollower] = set()
         self.setFormatter(LineFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line; any thread."""
         data = self.format(record).encode("utf-8", "replace") + b"\n"
-        # Not part of the logger's name: a model's may hold dots.
+        # An attribute, not a part of the logger's name: names of models may have dots.
         kind = getattr(record, "model", "")
         request = current.get()
         level = record.levelname.lower()
@@ -102,7 +102,7 @@ class LogTail(logging.Handler):
                 reader.offer(line)
 
     def since(self, n: int) -> tuple[int, list[LogLine]]:
-        """How many lines came so far, and those after the first `n`, as far as they are remembered."""
+        """Return the number of lines logged so far, and the kept lines after the first `n`."""
         self.acquire()
         try:
             new = min(self._n - n, len(self._lines))
@@ -111,11 +111,11 @@ class LogTail(logging.Handler):
             self.release()
 
     def history(self, kind: str = "") -> bytes:
-        """What is remembered."""
+        """Return the kept lines of a kind (see LogFollower)."""
         return b"".join(line.data for line in self._lines.copy() if _fits(kind, line.model))
 
     def follow(self, kind: str = "") -> LogFollower:
-        """A reader of new lines; close it. Event loop only."""
+        """Return a reader of new lines, which the caller closes; event loop only."""
         self._loop = asyncio.get_running_loop()
         reader = LogFollower(self, kind)
         self.readers.add(reader)

@@ -1,4 +1,4 @@
-"""The last requests and how their time was spent: numbers and names, nothing of what was asked or answered."""
+"""Recent requests with their timings and token counts, without any text of prompts or answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_PATH = 100  # characters
 
 
 class RecentRequests:
-    """Those that are answered now, and the last that were; event loop only."""
+    """The requests that are running and the last that ended; event loop only."""
 
     def __init__(self, n_kept: int = _KEPT) -> None:
         self._running: dict[int, Record] = {}
@@ -25,18 +25,18 @@ class RecentRequests:
         self._n_begun = 0
         self.n_ended = 0
         self.n_errors = 0
-        """Of those that ended, with a status of 400 or more that is no client's going away."""
+        """Ended requests with a status of 400 or more, except those whose client disconnected."""
 
     def begin(self, record: Record) -> int:
-        """A request came; gives the number to `end` it by."""
+        """Add a request; return its number for `end`."""
         self._n_begun += 1
-        # Who only looks would show nobody but himself.
+        # GET requests would show mostly the live view's own polling.
         if record.method == "POST":
             self._running[self._n_begun] = record
         return self._n_begun
 
     def end(self, number: int, record: Record, model: str, *, cancelled: bool) -> None:
-        """Its answer is over."""
+        """Move a request to the ended ones. `cancelled`: its client disconnected."""
         started = self._started.pop(number, None)
         if self._running.pop(number, None) is None:
             return
@@ -60,12 +60,12 @@ class RecentRequests:
         self.n_ended += 1
 
     def ended(self, n: int = 0) -> list[dict[str, Any]]:
-        """Those that ended after the first `n`, as far as they are remembered."""
+        """Return the kept ones of the requests that ended after the first `n`."""
         new = min(self.n_ended - n, len(self._ended))
         return [*islice(self._ended, len(self._ended) - new, None)]
 
     def running(self, slots: Sequence[SlotSnapshot]) -> list[dict[str, Any]]:
-        """Those that are answered now, and in which slots."""
+        """Return the running requests with their slots."""
         places = {slot.id_task: slot.id for slot in slots if slot.is_processing}
         found = []
         for number, record in self._running.items():
@@ -98,5 +98,5 @@ def _shown(number: int, record: Record, started: float | None) -> dict[str, Any]
 
 
 def _after(record: Record, moment: float | None) -> float | None:
-    """Seconds from the request's arrival."""
+    """Return the seconds from the request's arrival to a moment."""
     return None if moment is None else round(max(0.0, moment - record.began), 4)

@@ -1,4 +1,4 @@
-"""The last hour of what the engine does, second by second, whether or not anybody asks for `/metrics`."""
+"""Rates and loads of the engine over the last hour, one sample per second, independent of `/metrics`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One second; numbers that are not known are NaN."""
+    """Measurements of one second; NaN if unknown."""
 
     at: float
     """Seconds since 1970."""
@@ -22,33 +22,34 @@ class Sample:
     answer: float
     """Tokens generated, per second."""
     running: float
+    """Requests in slots."""
     waiting: float
-    """Requests in slots, and before them."""
+    """Requests waiting for a slot."""
     cells: float
-    """Of the KV cache, in use."""
+    """KV cells in use."""
     first_token: float
-    """Seconds from requests' arrival to their first tokens, on average of those that got one."""
+    """Mean seconds from a request's arrival to its first token, over the requests with a first token in this second."""
     errors: float
-    """Requests that ended by an error."""
+    """Requests that ended with an error."""
 
 
 _COLUMNS = tuple(field.name for field in fields(Sample))
 
 
 class Samples:
-    """A ring of samples, 64 bytes each."""
+    """A ring buffer of samples, 64 bytes each."""
 
     def __init__(self, n_kept: int = SECONDS) -> None:
         self._n_kept = n_kept
         self._ring = array("d", bytes(8 * len(_COLUMNS) * n_kept))
         self.n = 0
-        """Samples that were taken so far."""
+        """Number of samples so far."""
         self._at = 0.0
         self._last: Counters | None = None
         self._n_errors = 0
 
     def take(self, at: float, snapshot: EngineSnapshot, n_errors: int) -> None:
-        """Note what happened since the last time. `n_errors`: of requests, since the start."""
+        """Add a sample of the time since the last call. `n_errors`: failed requests since the start."""
         counters, last, seconds = snapshot.counters, self._last, at - self._at
         self._last, self._at = counters, at
         errors, self._n_errors = n_errors - self._n_errors, n_errors
@@ -74,7 +75,7 @@ class Samples:
         self.n += 1
 
     def since(self, n: int) -> dict[str, list[float | None]]:
-        """The samples after the first `n`, as far as they are kept, by columns; what is not known is None."""
+        """Return the kept samples after the first `n`, by columns, with None for unknown values."""
         width = len(_COLUMNS)
         found: dict[str, list[float | None]] = {name: [] for name in _COLUMNS}
         for number in range(max(n, self.n - self._n_kept), self.n):

@@ -1,4 +1,4 @@
-"""What a person wants to know when a server is ready: the model, its context, and where to look."""
+"""The overview that a server logs when it is ready: the model, its context, addresses and endpoints."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from llamado.devices.limits import cores
 from llamado.devices.split.placement import Placement
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
 
 
-def overview(settings: Settings, served: Served, addresses: list[str]) -> list[str]:
-    """Lines for the log."""
+def overview(settings: Settings, served: ServedModel, addresses: list[str]) -> list[str]:
+    """Return the overview as lines for the log."""
     info, engine, switches = served.info, settings.engine, settings.switches
     size = f"{info.size / 1e9:.1f} GB" if info.size >= 1e9 else f"{info.size / 1e6:.0f} MB"
     parameters = f"{info.n_params / 1e9:.1f} B" if info.n_params >= 1e9 else f"{info.n_params / 1e6:.0f} M"
@@ -25,7 +25,7 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
         lines.append(f"  address  {address}{switches.api_prefix}")
     if switches.page and not switches.static_path:
         for address in [one for one in addresses if one.startswith("http")][:1]:
-            # The address that stands for all of a machine's is none that a browser elsewhere can open.
+            # A browser cannot open the wildcard addresses 0.0.0.0 and [::].
             everywhere = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
             elsewhere = ", elsewhere by this machine's name" if everywhere != address else ""
             lines.append(f"  page     {everywhere}{switches.api_prefix}/ (open it in a browser{elsewhere})")
@@ -50,7 +50,7 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
 
 
 def layer_devices(names: Sequence[str], placement: Placement | None, n_layer: int) -> list[str]:
-    """Which device each layer lies on, for who wants to know everything; without a placement all are on the first."""
+    """Return lines for the most verbose log with the device of each layer; without a placement, all on the first."""
     placement = placement or Placement((0,) * n_layer, 0)
     lines = [f"layer {i}: {names[device]}" for i, device in enumerate(placement.layers)]
     lines += [f"head: {names[placement.head]}", f"embedding: {names[placement.embedding]}"]

@@ -1,10 +1,10 @@
-"""Memory: what stays is not looked at again, and what was needed for a moment is given back to the system.
+"""Memory trimming: freeze long-lived objects, and return freed heap pages to the system.
 
-Python's collector of cycles stops all threads while it looks; through everything, say 10,000 connections or a body of a
-million parts, for a tenth of a second. So it looks through young objects only, and through all when the process rests.
+Python's cycle collector stops all threads. A full collection takes a tenth of a second with 10,000 connections or a
+body of a million parts. So only young objects are collected, except while the process is idle.
 
-glibc keeps what a burst of connections or a body of 16 MB took, in case it comes again; the process then looks as if it
-leaked. So whenever the process has grown, or has let go of much, what is free in it is handed back.
+glibc keeps the memory of a burst of connections or a body of 16 MB for later use, which looks like a leak. So free
+memory is returned to the system after the process has grown or has freed much.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-LOOK_SECONDS = 2.0
-COLLECT_SECONDS = 60.0  # between two looks through everything, while the process grows
-GROWN = 16 << 20  # bytes beyond what was resident after the last time
-# Objects before the youngest are looked through; times that makes before the next older are; and those, the oldest.
+LOOK_SECONDS = 2.0  # between two checks
+COLLECT_SECONDS = 60.0  # between two full collections while the process grows
+GROWN = 16 << 20  # bytes of growth since the last trim that trigger the next one
+# `gc.set_threshold`: new objects per collection of generation 0, then collections of each generation per older one.
 THRESHOLDS = (10_000, 2, 5_000)
 
 
-def keep() -> None:
-    """Everything made so far stays: the collector need not walk it in the middle of an answer. It may have been off."""
+def freeze() -> None:
+    """Exclude all existing objects from collections, and turn the collector on."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     gc.enable()
 
 
 @cache
-def _trim() -> Any:
-    """glibc's `malloc_trim`; None elsewhere."""
+def _malloc_trim() -> Any:
+    """Return glibc's `malloc_trim`, or None on other systems."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def resident() -> int:
-    """Bytes of RAM this process has; 0 where the system does not tell."""
+    """Return the process's resident memory in bytes; 0 on systems without `/proc`."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * 4096
     except OSError:
@@ -56,7 +56,7 @@ class _HeapInfo(ctypes.Structure):
 
 @cache
 def _heap_info() -> Any:
-    """glibc's `mallinfo2` (2.33 and later); None elsewhere."""
+    """Return glibc's `mallinfo2` (2.33 and later), or None."""
     found = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
     if found is not None:
         found.restype = _HeapInfo
@@ -64,22 +64,22 @@ def _heap_info() -> Any:
 
 
 def free_in_heap() -> int:
-    """Bytes that were freed and that glibc keeps, with or without pages behind them; 0 where it does not tell."""
+    """Return the freed bytes that glibc keeps, with or without pages behind them; 0 without `mallinfo2`."""
     info = _heap_info()
     return 0 if info is None else int(info().fordblks)
 
 
-def give_back(*, collect: bool = True) -> None:
-    """Return free memory to the system, with `collect` also what only cycles keep alive."""
+def trim(*, collect: bool = True) -> None:
+    """Return free memory to the system; `collect`: after a full collection."""
     if collect:
         gc.collect()
-    trim = _trim()
-    if trim is not None:
-        trim(0)  # without the interpreter's lock
+    malloc_trim = _malloc_trim()
+    if malloc_trim is not None:
+        malloc_trim(0)  # without the interpreter's lock
 
 
 async def watch() -> None:
-    """Give memory back whenever the process has grown and grows no more, or much was freed; runs until cancelled."""
+    """Trim memory when the process has stopped growing, or has freed much; runs until cancelled."""
     loop = asyncio.get_running_loop()
     least = last = resident()
     unused = free_in_heap()
@@ -88,14 +88,14 @@ async def watch() -> None:
         await asyncio.sleep(LOOK_SECONDS)
         now = resident()
         collect = time.monotonic() - collected >= COLLECT_SECONDS
-        # What was used the last time may be free by now without the process being any smaller.
+        # Memory that was in use at the last trim may be free now, although the process is not smaller.
         freed = free_in_heap()
         if freed - unused > GROWN or (now - least > GROWN and now <= last + GROWN // 4):
-            await loop.run_in_executor(None, partial(give_back, collect=collect))
+            await loop.run_in_executor(None, partial(trim, collect=collect))
             if collect:
                 collected = time.monotonic()
             after = resident()
-            # What did not go is used; without a look through everything it may be garbage all the same.
+            # After a full collection, the memory that is left is in use; without one, it may be garbage.
             least = after if collect or after - least <= GROWN else least
             now, freed = after, free_in_heap()
         last, least, unused = now, min(least, now), freed

@@ -1,4 +1,4 @@
-"""A model that nobody asks for is unloaded, and loaded again by the next request, which waits for it."""
+"""Idle sleep: unload an idle model, and reload it on the next request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.http.access import HEALTH
 from llamado.server.errors import ApiError
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.ops import memory
 
 log = logging.getLogger("llamado.server")
 
-# Endpoints that neither wake a model nor keep it awake: those of probes and dashboards.
+# Endpoints of probes and dashboards, which neither wake a model nor keep it awake.
 QUIET = HEALTH | {
     "/props",
     "/models",
@@ -40,11 +40,11 @@ QUIET = HEALTH | {
     "/api/version",
 }
 
-CLOSE_SECONDS = 10.0  # for an engine without requests to end
+CLOSE_SECONDS = 10.0  # for closing an idle engine
 
 
-class Asleep:
-    """Stands for the engine of an unloaded model: shows its last state."""
+class SleepingEngine:
+    """The engine of an unloaded model: returns its last snapshot, and rejects requests."""
 
     def __init__(self, last: EngineSnapshot) -> None:
         self._last = last
@@ -72,16 +72,16 @@ class Asleep:
         raise EngineClosed("the model is asleep")
 
 
-class Holder(Protocol):
-    """What holds the model of a server."""
+class ModelHolder(Protocol):
+    """The part of a server's state that holds its model."""
 
-    served: Served | None
+    served: ServedModel | None
 
 
 class Sleep:
-    """Unloads the model of a server after `seconds` without a request; `load` loads it again, in a thread."""
+    """Unloads the model of a server after `seconds` without a request, and reloads it with `load`, in a thread."""
 
-    def __init__(self, state: Holder, load: Callable[[], Served], seconds: float) -> None:
+    def __init__(self, state: ModelHolder, load: Callable[[], ServedModel], seconds: float) -> None:
         self._state = state
         self._load = load
         self._seconds = seconds
@@ -92,23 +92,23 @@ class Sleep:
         self.asleep = False
 
     def stay(self, seconds: float | None) -> None:
-        """How long the model stays after this request, where it is not `seconds` of the server; negative: for ever."""
+        """Set the idle time in seconds until the next sleep; negative: no sleep; None: the server's default."""
         self._stay = math.inf if seconds is not None and seconds < 0 else seconds
 
     @property
     def seconds(self) -> float:
-        """How long the model stays after its last request."""
+        """Idle seconds after which the model is unloaded."""
         return self._seconds if self._stay is None else self._stay
 
     @property
     def left(self) -> float | None:
-        """Seconds until the model is unloaded if nobody asks for it; None: it stays."""
+        """Seconds until the model is unloaded if no request comes; None: never."""
         until = self._last_request + self.seconds - time.monotonic()
         return max(0.0, until) if math.isfinite(until) else None
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """Keep the model loaded for the length of a request; loads it first if need be. Raises ApiError."""
+        """Keep the model loaded during a request; reload it first if it is asleep. Raises ApiError."""
         self._n_active += 1
         try:
             if self.asleep:
@@ -121,16 +121,16 @@ class Sleep:
 
     async def _wake(self) -> None:
         if not self.asleep:
-            return  # another request has woken it
+            return  # another request has reloaded it
         began = time.perf_counter()
         log.info("waking up: loading the model")
         try:
             self._state.served = await asyncio.get_running_loop().run_in_executor(None, self._load)
         except Exception as error:
-            log.error("the model could not be loaded again: %s", error)
+            log.error("waking up: failed to reload the model: %s", error)
             raise ApiError("unavailable_error", f"Failed to load model: {error}", retry_after=5) from None
         self.asleep = False
-        memory.keep()
+        memory.freeze()
         log.info("awake after %.2f s", time.perf_counter() - began)
 
     def _idle(self) -> bool:
@@ -143,7 +143,7 @@ class Sleep:
         return time.monotonic() - self._last_request >= self.seconds
 
     async def watch(self) -> None:
-        """Put the model to sleep whenever it has been idle for long enough; runs until cancelled."""
+        """Unload the model whenever it was idle for long enough; runs until cancelled."""
         while True:
             await asyncio.sleep(min(1.0, self._seconds / 4))
             if self._idle():
@@ -154,16 +154,16 @@ class Sleep:
         served = self._state.served
         if served is None:
             return
-        # From here on requests wait for `_change`, so none meets the closing engine.
+        # From here on requests wait for `_change`, so none reaches the closing engine.
         self.asleep = True
-        asleep = Asleep(served.snapshot())
+        engine = SleepingEngine(served.snapshot())
         self._state.served = dataclasses.replace(
-            served, engine=asleep, embeddings=None, grammars=None, cluster=None, close=lambda timeout: None
+            served, engine=engine, embeddings=None, grammars=None, cluster=None, close=lambda timeout: None
         )
         await asyncio.get_running_loop().run_in_executor(None, served.close, CLOSE_SECONDS)
         del served
-        # What was there at the end of loading is frozen; some of it is garbage now.
+        # The frozen objects of loading are garbage now in part.
         gc.unfreeze()
-        memory.give_back()
+        memory.trim()
         log.info("no request for %g s: the model is unloaded until the next one", self.seconds)
         self._stay = None

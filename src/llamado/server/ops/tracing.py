@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, one span a request; needs the extra `otel` and is off unless asked for.
+"""OpenTelemetry traces with one span per request; off by default, needs the extra `otel`.
 
 Attributes follow OpenTelemetry's conventions for HTTP servers and for generative AI (`gen_ai.…`); a `traceparent`
 header (W3C Trace Context) makes the span a child of the caller's.
@@ -44,11 +44,11 @@ _OPERATIONS = {
 
 
 class TracingError(LlamadoError):
-    """Traces were asked for and cannot be made."""
+    """Tracing was requested but is not available."""
 
 
-class Tracing:
-    """Makes a span of each request and hands it to an exporter in the background."""
+class RequestTracer:
+    """Tracer of requests: one span each, exported in the background."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -66,7 +66,7 @@ class Tracing:
         self._server, self._failed = SpanKind.SERVER, StatusCode.ERROR
 
     def begin(self, record: Record, headers: Mapping[bytes, bytes]) -> Span:
-        """The span of a request that has just come."""
+        """Start the span of a new request."""
         carrier = {
             name: headers[name.encode()].decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -84,14 +84,14 @@ class Tracing:
         )
 
     def end(self, span: Span, record: Record, route: str, model: str) -> None:
-        """Complete the span of a request that is over; `route` is "" where no endpoint took it."""
-        seen: dict[str, Any] = {"http.response.status_code": record.status}
+        """End the span of a request; `route` is "" for a path without an endpoint."""
+        attributes: dict[str, Any] = {"http.response.status_code": record.status}
         if route:
-            seen["http.route"] = route
+            attributes["http.route"] = route
         operation = _OPERATIONS.get(route)
         if operation is not None:
             span.update_name(f"{operation} {model}")
-            seen |= {
+            attributes |= {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "llamado",
                 "gen_ai.request.model": model,
@@ -100,42 +100,45 @@ class Tracing:
                 "gen_ai.usage.output_tokens": record.n_predicted,
             }
             if record.stops:
-                seen["gen_ai.response.finish_reasons"] = [
+                attributes["gen_ai.response.finish_reasons"] = [
                     {"limit": "length", "cancelled": "cancelled"}.get(stop, "stop") for stop in record.stops
                 ]
             if record.first_token is not None:
-                seen["gen_ai.response.time_to_first_chunk"] = record.first_token - record.began
+                attributes["gen_ai.response.time_to_first_chunk"] = record.first_token - record.began
                 ago = time.perf_counter() - record.first_token
                 span.add_event("gen_ai.first_token", timestamp=time.time_ns() - int(ago * 1e9))
-        span.set_attributes(seen)
+        span.set_attributes(attributes)
         if record.status >= 500:
             span.set_status(self._failed)
         span.end()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans."""
         self._provider.shutdown()
 
 
-def open_tracing(asked: bool, environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Tracing where `--otel` or the environment asks for it, else None. Raises TracingError."""
-    if not asked and not any(environ.get(name) for name in ENDPOINTS):
+def open_tracing(enabled: bool, environ: Mapping[str, str] = os.environ) -> RequestTracer | None:
+    """Return a tracer if `--otel` or the environment enables tracing, else None.
+
+    Raises TracingError if `enabled` (`--otel`) but the extra is not installed.
+    """
+    if not enabled and not any(environ.get(name) for name in ENDPOINTS):
         return None
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
-        # By name, because the exporter is in the extra alone.
+        # Imported by name, because type checkers run without the exporter.
         otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError:
         message = f'OpenTelemetry, the extra "otel", is not installed: {install_command("otel")}'
-        if asked:
+        if enabled:
             raise TracingError(f"--otel: {message}") from None
-        # The variable may be there for everything on this machine.
+        # The variable may be meant for other programs of this machine.
         log.warning("no traces although %s is set: %s", next(n for n in ENDPOINTS if environ.get(n)), message)
         return None
-    # Its messages (nobody takes the traces) belong into this log, not bare onto standard error.
+    # Its messages, such as that no collector accepts the traces, go into this log and not to standard error.
     library, own = logging.getLogger("opentelemetry"), logging.getLogger("llamado")
     library.handlers, library.propagate = own.handlers, False
     where = next((environ[name] for name in reversed(ENDPOINTS) if environ.get(name)), _DEFAULT_ENDPOINT)
     log.info("traces are sent to %s", where)
-    return Tracing(otlp.OTLPSpanExporter())
+    return RequestTracer(otlp.OTLPSpanExporter())

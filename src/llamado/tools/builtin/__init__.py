@@ -1,1 +1,1 @@
-"""llama-server's own tools."""
+"""llama-server's built-in tools."""

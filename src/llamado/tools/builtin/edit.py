@@ -1,6 +1,6 @@
-"""`edit_file`: texts of a file replaced by others.
+"""`edit_file`: replace texts in a file.
 
-A text is found as it stands, or else with what models tend to change left out of account: blanks at the ends of lines,
+A text is searched exactly first. If that fails, typical deviations of models are ignored: trailing blanks, and
 typographic quotation marks, dashes and spaces. Rules and errors are llama-server's (tools/server/server-tools.cpp,
 b11434).
 """
@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from llamado.tools.builtin.tool import BuiltinTool
-from llamado.tools.errors import BadCall, ToolFailed
-from llamado.tools.machine import ToolMachine
+from llamado.tools.errors import InvalidCall, ToolFailed
+from llamado.tools.host import ToolHost
 from llamado.tools.tool import Call, schema, text_of
 
 _FILE_BYTES = 16 << 20
@@ -31,7 +31,7 @@ _BLANKS_AT_END = re.compile(r"[ \t\r]+(?=\n|\Z)")
 
 
 class Edit(NamedTuple):
-    """One replacement, at a place of the file's text."""
+    """One replacement, with its position in the file's text."""
 
     number: int
     begin: int
@@ -39,20 +39,20 @@ class Edit(NamedTuple):
     text: str
 
 
-def plain(text: str) -> str:
-    """A text without blanks at the ends of lines, and with plain quotation marks, dashes and spaces."""
-    # In this order: typographic spaces at the end of a line stay.
+def normalize(text: str) -> str:
+    """Return a text without trailing blanks, and with plain quotation marks, dashes and spaces."""
+    # In this order: typographic spaces at the end of a line are kept.
     return _BLANKS_AT_END.sub("", text).translate(_PLAIN)
 
 
-def edited(text: str, edits: list[tuple[str, str]], path: str) -> str:
-    """A file's text with all replacements. Raises ToolFailed."""
-    loose = plain(text)
+def apply_edits(text: str, edits: list[tuple[str, str]], path: str) -> str:
+    """Return a file's text with all replacements. Raises ToolFailed."""
+    loose = normalize(text)
     exact = True
     for i, (old, _) in enumerate(edits):
         if old in text:
             continue
-        if plain(old) not in loose:
+        if normalize(old) not in loose:
             raise ToolFailed(
                 f"could not find edits[{i}].old_text in {path}, it must match the file's current content exactly"
             )
@@ -60,11 +60,11 @@ def edited(text: str, edits: list[tuple[str, str]], path: str) -> str:
     base = text if exact else loose
     found = []
     for i, (old, new) in enumerate(edits):
-        # An empty text is left of one that is nothing but blanks: it is everywhere.
-        count = loose.count(plain(old)) if plain(old) else text.count(old)
-        if count > 1 or (not exact and not plain(old)):
+        # A text of blanks only becomes "", which occurs everywhere.
+        count = loose.count(normalize(old)) if normalize(old) else text.count(old)
+        if count > 1 or (not exact and not normalize(old)):
             raise ToolFailed(f"found {count} occurrences of edits[{i}].old_text in {path}, it must be unique")
-        old = old if exact else plain(old)
+        old = old if exact else normalize(old)
         begin = base.find(old)
         found.append(Edit(i, begin, begin + len(old), new))
     found.sort(key=lambda edit: edit.begin)
@@ -74,11 +74,11 @@ def edited(text: str, edits: list[tuple[str, str]], path: str) -> str:
                 f"edits[{one.number}] and edits[{two.number}] overlap in {path}; "
                 "merge them into one edit or target disjoint regions"
             )
-    return _replaced(base, found, 0) if exact else _keeping_other_lines(text, base, found)
+    return _apply(base, found, 0) if exact else _apply_to_lines(text, base, found)
 
 
-def _replaced(text: str, edits: list[Edit], begins: int) -> str:
-    """A piece of the text, which begins at `begins`, with its replacements."""
+def _apply(text: str, edits: list[Edit], begins: int) -> str:
+    """Apply edits to a piece of the text that begins at offset `begins`."""
     parts, at = [], 0
     for edit in edits:
         parts += [text[at : edit.begin - begins], edit.text]
@@ -86,10 +86,10 @@ def _replaced(text: str, edits: list[Edit], begins: int) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _keeping_other_lines(text: str, loose: str, edits: list[Edit]) -> str:
-    """The text with its replacements; lines that none of them touches stay as they were."""
+def _apply_to_lines(text: str, loose: str, edits: list[Edit]) -> str:
+    """Apply edits to the loose text, but keep the original of all lines that no edit touches."""
     lines, loose_lines = text.split("\n"), loose.split("\n")
-    begins = [0, *accumulate(len(line) + 1 for line in loose_lines)]  # of each line; both texts have as many
+    begins = [0, *accumulate(len(line) + 1 for line in loose_lines)]  # line offsets; both texts have as many lines
     groups: list[tuple[int, int, list[Edit]]] = []
     for edit in edits:
         first = bisect_right(begins, edit.begin) - 1
@@ -103,14 +103,14 @@ def _keeping_other_lines(text: str, loose: str, edits: list[Edit]) -> str:
     at = 0
     for first, last, inner in groups:
         parts += [line + "\n" for line in lines[at:first]]
-        piece = loose[begins[first] : begins[last + 1]]  # with the end of its last line, where it has one
-        parts.append(_replaced(piece, inner, begins[first]))
+        piece = loose[begins[first] : begins[last + 1]]  # includes the last line's end, if it has one
+        parts.append(_apply(piece, inner, begins[first]))
         at = last + 1
     return "".join(parts) + "\n".join(lines[at:])
 
 
 class EditFile(BuiltinTool):
-    """Texts of a file, replaced by others."""
+    """Replaces texts in a file."""
 
     name, title, writes = "edit_file", "Edit file", True
     description = (
@@ -127,36 +127,36 @@ class EditFile(BuiltinTool):
         new_text=("string", "Text to put in its place"),
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
-        path, asked = call.text("path"), call.params.get("edits")
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
+        path, requested = call.text("path"), call.params.get("edits")
         if "edits" not in call.params:
-            raise BadCall('"edits" is missing')
-        if not isinstance(asked, list) or not asked:
+            raise InvalidCall('"edits" is missing')
+        if not isinstance(requested, list) or not requested:
             raise ToolFailed('"edits" must be a non-empty array')
-        if len(asked) > _MOST_EDITS:
+        if len(requested) > _MOST_EDITS:
             raise ToolFailed(f"more than {_MOST_EDITS} edits")
         edits = []
-        for i, one in enumerate(asked):
+        for i, one in enumerate(requested):
             if not isinstance(one, dict):
-                raise BadCall('"edits" must hold objects')
+                raise InvalidCall('"edits" must hold objects')
             old, new = text_of(one, "old_text"), text_of(one, "new_text")
             if not old:
                 raise ToolFailed(f"edits[{i}].old_text must not be empty")
             edits.append((old, new))
         try:
-            with machine.read(path) as file:
+            with host.read(path) as file:
                 data = file.read(_FILE_BYTES + 1)
         except OSError:
             raise ToolFailed(f"failed to open file: {path}") from None
         if len(data) > _FILE_BYTES:
             raise ToolFailed(f"file too large to edit (max {_FILE_BYTES} bytes): {path}")
-        # Bytes that are no text stay what they are.
+        # surrogateescape keeps bytes that are not UTF-8.
         text = data.decode("utf-8", "surrogateescape")
-        changed = edited(text, edits, path)
+        changed = apply_edits(text, edits, path)
         if changed == text:
             raise ToolFailed("no changes made: the replacement(s) produced identical content")
         try:
-            machine.write(path, changed.encode("utf-8", "surrogateescape"))
+            host.write(path, changed.encode("utf-8", "surrogateescape"))
         except (OSError, UnicodeEncodeError):
             raise ToolFailed(f"failed to write file: {path}") from None
         return {"result": "file edited successfully", "path": path, "edits_applied": len(edits)}

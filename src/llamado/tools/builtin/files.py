@@ -8,19 +8,19 @@ from typing import Any
 
 from llamado.tools.builtin.tool import BuiltinTool
 from llamado.tools.errors import ToolFailed
-from llamado.tools.machine import ToolMachine
+from llamado.tools.host import ToolHost
 from llamado.tools.tool import Call, schema
 
 # tools/server/server-tools.cpp, b11434.
 TEXT_BYTES = 16 * 1024
-"""Text that a model gets of a file."""
+"""Most bytes of text returned from a file."""
 _BASE64_BYTES = 32 << 20
 _LINE_BYTES = 1 << 20  # a longer line counts as several
 _SECONDS = 15.0
 
 
 class ReadFile(BuiltinTool):
-    """Lines of a file, or its bytes."""
+    """Reads lines of a file, or its bytes."""
 
     name, title = "read_file", "Read file"
     description = (
@@ -35,16 +35,16 @@ class ReadFile(BuiltinTool):
         append_loc=("boolean", "Begin each line with its number"),
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
         path = call.text("path")
         first, last, numbered = call.number("start_line", 1), call.number("end_line", -1), call.flag("append_loc")
-        size = machine.size(path)
+        size = host.size(path)
         if size is None:
             raise ToolFailed(f"cannot stat file: {path}")
         if call.as_base64:
             if size > _BASE64_BYTES:
                 raise ToolFailed(f"file too large ({size} bytes, max {_BASE64_BYTES})")
-            with machine.read(path) as file:
+            with host.read(path) as file:
                 data = file.read(_BASE64_BYTES)
             return {"base64": base64.b64encode(data).decode("ascii"), "size_bytes": len(data)}
         if size > TEXT_BYTES and last == -1:
@@ -53,11 +53,11 @@ class ReadFile(BuiltinTool):
             )
         found, n_bytes, number = [], 0, 0
         deadline = time.monotonic() + _SECONDS
-        with machine.read(path) as file:
+        with host.read(path) as file:
             while line := file.readline(_LINE_BYTES):
                 number += 1
                 if number < first:
-                    if time.monotonic() > deadline or call.stopped():
+                    if time.monotonic() > deadline or call.is_stopped():
                         raise ToolFailed(f"line {first} of {path} is too far away")
                     continue
                 if last != -1 and number > last:
@@ -73,7 +73,7 @@ class ReadFile(BuiltinTool):
 
 
 class WriteFile(BuiltinTool):
-    """A file, made or written anew."""
+    """Creates or overwrites a file."""
 
     name, title, writes = "write_file", "Write file", True
     description = (
@@ -84,10 +84,10 @@ class WriteFile(BuiltinTool):
         "path content", path=("string", "Path of the file to write"), content=("string", "Content to write")
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
         path, data = call.text("path"), call.text("content").encode("utf-8", "replace")
         try:
-            machine.write(path, data)
+            host.write(path, data)
         except OSError as error:
             raise ToolFailed(f"failed to write file: {path}: {error.strerror or error}") from None
         return {"result": "file written successfully", "path": path, "bytes": len(data)}

@@ -8,17 +8,17 @@ from typing import Any
 
 from llamado.patterns import LinearPattern, PatternError
 from llamado.tools.builtin.tool import BuiltinTool
-from llamado.tools.errors import Outside, ToolFailed
+from llamado.tools.errors import OutsideFolder, ToolFailed
 from llamado.tools.globs import Glob
+from llamado.tools.host import ToolHost
 from llamado.tools.listing import SECONDS, Entry
-from llamado.tools.machine import ToolMachine
 from llamado.tools.tool import Call, schema
 
 _MOST = 100
-"""Results of one search (tools/server/server-tools.cpp, b11434)."""
-_LINE_BYTES = 64 << 10  # a longer line is searched in parts: a search cannot be stopped
-_SHOWN_BYTES = 1 << 20  # of all lines together
-_CONTEXT_BYTES = 32 << 20  # of a file whose lines are shown with those around them: all are kept
+"""Most results of one search (tools/server/server-tools.cpp, b11434)."""
+_LINE_BYTES = 64 << 10  # longer lines are searched in parts: matching one cannot be interrupted
+_SHOWN_BYTES = 1 << 20  # of all returned lines
+_CONTEXT_BYTES = 32 << 20  # of a file searched with context lines: its lines are held in memory
 _SKIPPED = (
     "Skips what .gitignore names (in a git repository), or else the usual junk (.git, node_modules, build, dist …). "
     'A pattern without "/" (e.g. "*.cpp") is about the last name of a path, at any depth; one with "/" about the whole '
@@ -26,27 +26,27 @@ _SKIPPED = (
 )
 
 
-def _files(machine: ToolMachine, path: str, depth: int, kind: str, call: Call) -> tuple[list[Entry], bool]:
-    """Return the entries below a folder that fit `include` and `exclude`, and whether some are missing."""
+def _files(host: ToolHost, path: str, depth: int, kind: str, call: Call) -> tuple[list[Entry], bool]:
+    """Return the entries below a folder that match `include` and not `exclude`, and True if some are missing."""
     try:
         include = Glob(call.option("include", "**"))
         exclude = Glob(call.params["exclude"]) if call.option("exclude", "") else None
     except PatternError as error:
         raise ToolFailed(f"invalid glob pattern: {error}") from None
-    listing = machine.entries(path, depth, kind)
+    listing = host.entries(path, depth, kind)
     deadline = time.monotonic() + SECONDS
     found: list[Entry] = []
     for entry in listing.entries:
-        if time.monotonic() > deadline or call.stopped():
+        if time.monotonic() > deadline or call.is_stopped():
             return found, True
         shown = shown_path(entry.path)
-        if include.fits(shown) and not (exclude and exclude.fits(shown)):
+        if include.matches(shown) and not (exclude and exclude.matches(shown)):
             found.append(entry)
     return found, listing.cut
 
 
 class FileGlobSearch(BuiltinTool):
-    """Paths that fit a pattern."""
+    """Finds paths that match a pattern."""
 
     name, title = "file_glob_search", "File search"
     description = (
@@ -63,16 +63,16 @@ class FileGlobSearch(BuiltinTool):
         limit=("integer", f"Most results, up to {_MOST} (default {_MOST})"),
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
         path, kind, limit = call.text("path"), call.option("type", "file"), call.number("limit", _MOST)
         if limit < 1:
             raise ToolFailed(f"invalid limit: {limit} (expected 1 or more)")
         if kind not in ("file", "dir", "all"):
             raise ToolFailed(f'invalid type: {kind} (expected "file", "dir" or "all")')
-        base = machine.absolute(path)
-        if machine.kind(path) != "dir":
+        base = host.absolute(path)
+        if host.kind(path) != "dir":
             raise ToolFailed(f"path does not exist or is not a directory: {path}")
-        found, cut = _files(machine, path, max(0, call.number("max_depth", 0)), kind, call)
+        found, cut = _files(host, path, max(0, call.number("max_depth", 0)), kind, call)
         shown = found[: min(limit, _MOST)]
         lines = [shown_path(entry.path) + ("/" if entry.is_dir else "") + "\n" for entry in shown]
         lines.append(f"\n---\nTotal matches: {len(found)}\n")
@@ -88,12 +88,12 @@ class FileGlobSearch(BuiltinTool):
 
 
 def shown_path(path: str) -> str:
-    """A path as JSON can have it: file names are bytes, and not always UTF-8."""
+    """Return a path for JSON: file names are bytes, and not always UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class GrepSearch(BuiltinTool):
-    """Lines that fit a pattern."""
+    """Finds lines that match a pattern."""
 
     name, title = "grep_search", "Grep search"
     description = (
@@ -112,21 +112,21 @@ class GrepSearch(BuiltinTool):
         context_lines=("integer", "Lines to show before and after each match (default: 0)"),
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
-        path, asked = call.text("path"), call.text("pattern")
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
+        path, expression = call.text("path"), call.text("pattern")
         context = min(max(0, call.number("context_lines", 0)), 1000)
         numbered = call.flag("return_line_numbers") or context > 0
         try:
-            pattern = LinearPattern(asked, literal=call.flag("literal"), ignore_case=call.flag("ignore_case"))
+            pattern = LinearPattern(expression, literal=call.flag("literal"), ignore_case=call.flag("ignore_case"))
         except PatternError as error:
             raise ToolFailed(f"invalid regex: {error}") from None
-        kind, cut = machine.kind(path), False
-        machine.absolute(path)
+        kind, cut = host.kind(path), False
+        host.absolute(path)
         if kind == "file":
             files = [(path, path)]
         elif kind == "dir":
-            chosen, cut = _files(machine, path, 0, "file", call)
-            files = [(f"{machine.absolute(path)}/{entry.path}", shown_path(entry.path)) for entry in chosen]
+            chosen, cut = _files(host, path, 0, "file", call)
+            files = [(f"{host.absolute(path)}/{entry.path}", shown_path(entry.path)) for entry in chosen]
         else:
             raise ToolFailed(f"path does not exist: {path}")
         out, total, n_bytes, full, late = [], 0, 0, False, False
@@ -134,10 +134,10 @@ class GrepSearch(BuiltinTool):
         for file, shown in files:
             if full or late:
                 break
-            lines = list(_lines(machine, file, _CONTEXT_BYTES)) if context else _lines(machine, file)
+            lines = list(_lines(host, file, _CONTEXT_BYTES)) if context else _lines(host, file)
             for i, line in enumerate(lines):
                 full = total >= _MOST or n_bytes > _SHOWN_BYTES
-                late = time.monotonic() > deadline or call.stopped()
+                late = time.monotonic() > deadline or call.is_stopped()
                 if full or late:
                     break
                 if not pattern.matches(line.encode()):
@@ -161,13 +161,13 @@ class GrepSearch(BuiltinTool):
         return {"plain_text_response": "".join(out)}
 
 
-def _lines(machine: ToolMachine, path: str, most: int = 0) -> Iterator[str]:
-    """Lines of a file, `most` bytes of it; 0: all."""
+def _lines(host: ToolHost, path: str, most: int = 0) -> Iterator[str]:
+    """Yield the lines of a file, of its first `most` bytes only; 0: all."""
     n_bytes = 0
     try:
-        with machine.read(path) as file:
+        with host.read(path) as file:
             while (not most or n_bytes < most) and (line := file.readline(_LINE_BYTES)):
                 n_bytes += len(line)
                 yield line.removesuffix(b"\n").decode("utf-8", "replace")
-    except (OSError, Outside):
-        return  # gone, not readable, or a link out of the folder
+    except (OSError, OutsideFolder):
+        return  # deleted, unreadable, or a link out of the folder

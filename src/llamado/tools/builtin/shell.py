@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llamado.tools.builtin.tool import BuiltinTool
-from llamado.tools.machine import ToolMachine
+from llamado.tools.host import ToolHost
 from llamado.tools.tool import Call, schema
 
 # tools/server/server-tools.cpp, b11434.
@@ -15,7 +15,7 @@ _INFO_BYTES, _INFO_SECONDS = 4096, 5.0
 
 
 class ExecShellCommand(BuiltinTool):
-    """A command of the shell, and what it says."""
+    """Runs a shell command and returns its output."""
 
     name, title, writes, streams = "exec_shell_command", "Execute shell command", True, True
     description = "Execute a shell command and give its output (what it prints, errors among it)."
@@ -26,33 +26,33 @@ class ExecShellCommand(BuiltinTool):
         max_output_size=("integer", f"Bytes of output at most (default {_BYTES})"),
     )
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
         limit = call.number("max_output_size", _BYTES)
-        ran = machine.run(
+        result = host.run(
             ["sh", "-c", call.text("command").replace("\0", "")],
             limit=min(limit, _BYTES) if limit >= 0 else _BYTES,
             seconds=min(call.number("timeout", _SECONDS), _MOST_SECONDS),
-            said=call.said,
-            stopped=call.stopped,
+            on_output=call.on_output,
+            is_stopped=call.is_stopped,
         )
-        end = f"\n[exit code: {ran.code}]" + (" [exit due to timed out]" if ran.timed_out else "")
-        if call.said is not None:
-            call.said(end)
+        end = f"\n[exit code: {result.code}]" + (" [exit due to timed out]" if result.timed_out else "")
+        if call.on_output is not None:
+            call.on_output(end)
             return {}
-        return {"plain_text_response": ran.text + end}
+        return {"plain_text_response": result.text + end}
 
 
 class GetInfo(BuiltinTool):
-    """The system, and the folder that tools work in."""
+    """Reports the system and the working directory."""
 
     name, title = "get_info", "Get Runtime Info"
     description = "Tells the name and version of the operating system, and the current working directory"
     parameters = schema()
 
-    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
-        system = machine.run(["uname", "-a"], limit=_INFO_BYTES, seconds=_INFO_SECONDS)
-        cwd = machine.cwd
+    def run_on(self, host: ToolHost, call: Call) -> dict[str, Any]:
+        system = host.run(["uname", "-a"], limit=_INFO_BYTES, seconds=_INFO_SECONDS)
+        cwd = host.cwd
         if not cwd:
-            ran = machine.run(["pwd"], limit=_INFO_BYTES, seconds=_INFO_SECONDS)
-            cwd = ran.text.strip() if ran.ok else "unknown"
+            result = host.run(["pwd"], limit=_INFO_BYTES, seconds=_INFO_SECONDS)
+            cwd = result.text.strip() if result.ok else "unknown"
         return {"os": system.text.strip() if system.ok else "unknown", "cwd": cwd}

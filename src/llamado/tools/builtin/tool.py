@@ -1,4 +1,4 @@
-"""What the built-in tools have in common: a machine to work on, and a thread to work in."""
+"""Base of the built-in tools: they work on a host, in a thread."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llamado.tools.machine import ToolMachine
+from llamado.tools.host import ToolHost
 from llamado.tools.tool import Call, Tool
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Where built-in tools work."""
+class ToolEnvironment:
+    """The environment of built-in tools."""
 
-    machine: Callable[[Call], ToolMachine]
-    """Files and commands for a call. Raises BadCall and ToolFailed."""
-    threads: Callable[[str, Callable[[Call], Result], Call], Awaitable[Result]]
-    """Runs what blocks in a thread of the named tool; the call it gets there knows when no client waits any more."""
+    host: Callable[[Call], ToolHost]
+    """Returns the host for a call. Raises InvalidCall and ToolFailed."""
+    run_in_thread: Callable[[str, Callable[[Call], Result], Call], Awaitable[Result]]
+    """Runs blocking work in a thread of the named tool. The call passed on is stopped if its client disconnects."""
 
 
 class BuiltinTool(Tool):
-    """A tool for files and commands."""
+    """A tool that works on files or runs commands."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, environment: ToolEnvironment) -> None:
+        self._environment = environment
 
     async def use(self, call: Call) -> Result:
-        return await self._bench.threads(
-            self.name, lambda watched: self.on(self._bench.machine(watched), watched), call
+        return await self._environment.run_in_thread(
+            self.name, lambda watched: self.run_on(self._environment.host(watched), watched), call
         )
 
     @abstractmethod
-    def on(self, machine: ToolMachine, call: Call) -> Result:
-        """The result of a call on a machine; may block. Raises BadCall and ToolFailed."""
+    def run_on(self, host: ToolHost, call: Call) -> Result:
+        """Return the result of a call on a host; may block. Raises InvalidCall and ToolFailed."""

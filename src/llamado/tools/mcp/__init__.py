@@ -1,1 +1,1 @@
-"""Servers of the Model Context Protocol: their processes, their sessions, their tools."""
+"""Servers of the Model Context Protocol: their processes, sessions and tools."""

@@ -1,4 +1,4 @@
-"""Limits on what MCP servers send: bytes, pace, and the parts of a message, whose checks hold up other threads."""
+"""Limits on messages of MCP servers: bytes, rate, and number of parts, whose validation blocks other threads."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from mcp.shared.message import SessionMessage
 LONGEST_MESSAGE = 8 << 20
 """Bytes of one message (tools/server/server-mcp.cpp, b11434)."""
 MOST_CONTAINERS = 20_000
-"""Objects and arrays of one message: parsing it takes a few ms, in which no other thread runs."""
+"""Objects and arrays of one message. Parsing them takes a few ms, in which no other thread runs."""
 MOST_OBJECTS = 2_000
-"""Objects of one message that the `mcp` package checks one by one; 200,000 parts of a result took it 4 s."""
+"""Objects of one message that the `mcp` package validates one by one: 4 s for 200,000 parts of a result."""
 RATE = 16 << 20
-"""Bytes a second that are read, after as many at once. A line costs `_LINE_COST` more: many short ones take longer."""
+"""Bytes read per second, after a burst of as many. Each line costs `_LINE_COST` more, since short lines are slower."""
 _LINE_COST = 1024
 _UNCHECKED = frozenset({"structuredContent", "_meta", "inputSchema", "outputSchema", "arguments"})
 
 Received = ObjectReceiveStream[SessionMessage | Exception]
 
 
-class Flooded(Exception):
-    """A server sent a message without an end, or with too many parts."""
+class MessageTooLarge(Exception):
+    """A server sent a message that is too long or has too many parts."""
 
 
 class MessageSize:
-    """Counts the message that is being received. Raises Flooded."""
+    """Checks the size of the message being received. Raises MessageTooLarge."""
 
     def __init__(self) -> None:
         self._n_bytes = self._n_containers = 0
 
     def add(self, piece: bytes) -> None:
-        """The message goes on with these bytes."""
+        """Count the next bytes of the message."""
         self._n_bytes += len(piece)
         self._n_containers += piece.count(b"{") + piece.count(b"[")
         if self._n_bytes > LONGEST_MESSAGE:
-            raise Flooded(f"a message of more than {LONGEST_MESSAGE >> 20} MiB")
+            raise MessageTooLarge(f"a message of more than {LONGEST_MESSAGE >> 20} MiB")
         if self._n_containers > MOST_CONTAINERS:
-            raise Flooded(f"a message of more than {MOST_CONTAINERS} objects and arrays")
+            raise MessageTooLarge(f"a message of more than {MOST_CONTAINERS} objects and arrays")
 
     def end(self) -> None:
-        """The message has ended."""
+        """Start counting the next message."""
         self._n_bytes = self._n_containers = 0
 
 
@@ -64,7 +64,7 @@ class Pace:
 
 
 async def pass_bounded(received: Received, to_session: ObjectSendStream[SessionMessage | Exception]) -> None:
-    """Pass messages on. One with too many objects is dropped, and the request it answers fails."""
+    """Forward messages. One with too many objects is dropped, and the request it answers fails."""
     async with received, to_session:
         try:
             async for message in received:
@@ -77,18 +77,18 @@ async def pass_bounded(received: Received, to_session: ObjectSendStream[SessionM
 def _bounded(message: SessionMessage | Exception) -> SessionMessage | Exception | None:
     if isinstance(message, Exception):
         return message
-    told = message.message
-    if isinstance(told, types.JSONRPCResponse):
-        if _count_objects(told.result) > MOST_OBJECTS:
+    payload = message.message
+    if isinstance(payload, types.JSONRPCResponse):
+        if _count_objects(payload.result) > MOST_OBJECTS:
             error = types.ErrorData(code=types.INTERNAL_ERROR, message=f"a result of more than {MOST_OBJECTS} objects")
-            return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=told.id, error=error))
-    elif not isinstance(told, types.JSONRPCError) and _count_objects(told.params) > MOST_OBJECTS:
+            return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=payload.id, error=error))
+    elif not isinstance(payload, types.JSONRPCError) and _count_objects(payload.params) > MOST_OBJECTS:
         return None
     return message
 
 
 def _count_objects(value: Any) -> int:
-    """The number of objects in a JSON value, counted until there are too many."""
+    """Return the number of objects in a JSON value; stop counting above MOST_OBJECTS."""
     todo, n = [value], 0
     while todo and n <= MOST_OBJECTS:
         one = todo.pop()

@@ -1,7 +1,7 @@
-"""Which MCP servers there are: JSON as Cursor, Claude Desktop and llama-server have it.
+"""Configuration of MCP servers: the JSON format of Cursor, Claude Desktop and llama-server.
 
-`{"mcpServers": {"NAME": {"command": …, "args": […], "env": {…}, "cwd": …, "timeout_ms": …}}}`, or `"url"` and
-`"headers"` of one that is reached over streamable HTTP.
+`{"mcpServers": {"NAME": {"command": …, "args": […], "env": {…}, "cwd": …, "timeout_ms": …}}}`; `"url"` and `"headers"`
+instead for a server over streamable HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llamado.tools.errors import ToolsError
 log = logging.getLogger("llamado.tools")
 
 TIMEOUT_MS = 30_000
-"""For one call, where a server's entry does not say."""
+"""Default time limit of one call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,16 @@ class McpServerConfig:
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = TIMEOUT_MS / 1e3
-    """Seconds for one call."""
+    """Time limit of one call, in seconds."""
 
 
 def read_servers(text: str, where: str) -> list[McpServerConfig]:
-    """Servers of a JSON text; entries with neither a command nor a URL are left out. Raises ToolsError."""
+    """Parse servers from JSON; entries with neither a command nor a URL are ignored. Raises ToolsError."""
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ToolsError(f"{where}: no JSON: {error}") from None
-    entries = told.get("mcpServers", {}) if isinstance(told, dict) else None
+        raise ToolsError(f"{where}: invalid JSON: {error}") from None
+    entries = document.get("mcpServers", {}) if isinstance(document, dict) else None
     if not isinstance(entries, dict):
         raise ToolsError(f'{where}: expected {{"mcpServers": {{"NAME": {{"command": "…"}}}}}}')
     found = [_server(name, entry, f"{where}: server {name}") for name, entry in entries.items()]
@@ -55,7 +55,7 @@ def _server(name: str, entry: Any, where: str) -> McpServerConfig | None:
         return None
     command, url, cwd = (_text(entry, key, where) for key in ("command", "url", "cwd"))
     if not command and not url:
-        log.warning("%s: it has neither a command nor a url, and is left out", where)
+        log.warning("%s: ignored, it has neither a command nor a url", where)
         return None
     if url and urlsplit(url).scheme not in ("http", "https"):
         raise ToolsError(f"{where}: url: expected http:// or https://, got {url!r}")

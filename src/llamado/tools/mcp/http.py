@@ -1,4 +1,4 @@
-"""Connections to MCP servers over HTTP: answers are bounded, and never compressed."""
+"""HTTP transport of MCP servers, with bounded and uncompressed responses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import httpx2
 
-from llamado.tools.mcp.bounds import Flooded, MessageSize, Pace
+from llamado.tools.mcp.bounds import MessageSize, MessageTooLarge, Pace
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """A body that is one message, or a stream of events: an event ends with an empty line."""
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A body that holds one message, or a stream of events. An event ends with an empty line."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, is_events: bool) -> None:
         self._stream = stream
@@ -25,7 +25,7 @@ class _Bounded(httpx2.AsyncByteStream):
             before = piece[-3:]
             try:
                 size.add(piece)
-            except Flooded as error:
+            except MessageTooLarge as error:
                 raise httpx2.ReadError(str(error)) from None
             yield piece
 
@@ -38,9 +38,9 @@ def _has_empty_line(text: bytes) -> bool:
 
 
 class BoundedHttp(httpx2.AsyncHTTPTransport):
-    """Raises httpx2.ReadError for an answer that is too long, and RemoteProtocolError for a compressed one.
+    """Raises httpx2.ReadError for responses that are too long, and RemoteProtocolError for compressed ones.
 
-    A few kilobytes of a compressed answer may be gigabytes; none is asked for.
+    A few kilobytes of compressed data may expand to gigabytes.
     """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -49,8 +49,8 @@ class BoundedHttp(httpx2.AsyncHTTPTransport):
         encoding = response.headers.get("content-encoding", "identity").lower()
         if encoding not in ("", "identity"):
             await response.aclose()
-            raise httpx2.RemoteProtocolError(f"the answer is compressed ({encoding[:50]}), which was not asked for")
+            raise httpx2.RemoteProtocolError(f"the response is compressed ({encoding[:50]}), which was not requested")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        response.stream = _Bounded(response.stream, is_events)
+        response.stream = _BoundedStream(response.stream, is_events)
         return response

@@ -1,4 +1,4 @@
-"""One MCP server: started when it is needed, again when it has ended, and left alone for a while when it fails."""
+"""One MCP server: started on demand, restarted after it ended, with a growing pause after failures."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from llamado.tools.mcp.stdio import StdioServer
 log = logging.getLogger("llamado.tools")
 
 START_SECONDS = 60.0
-"""To greet and to list its tools; the first start may download it (npx, uvx)."""
+"""Time to initialize and to list the tools. The first start may download the server (npx, uvx)."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-"""Seconds before a server is tried again that failed; twice as long after each further time."""
+"""Seconds until a failed server is started again; doubles with each further failure."""
 _PING_SECONDS = 5.0
 _MOST_PAGES = 50  # of a list of tools
-_MOST_TEXT = 4 << 20  # characters of one answer
+_MOST_TEXT = 4 << 20  # characters of one result
 
 
 @dataclass(frozen=True)
 class McpToolInfo:
-    """What a server says of a tool."""
+    """A server's description of a tool."""
 
     server: str
     name: str
@@ -48,17 +48,17 @@ class McpToolInfo:
 
 
 class McpServer:
-    """All methods are for the event loop of `McpServers`."""
+    """One server. Call all methods in the event loop of `McpServers`."""
 
     def __init__(self, config: McpServerConfig, guard: Watchdog) -> None:
         self.config = config
         self._guard = guard
         self.tools: list[McpToolInfo] | None = None
-        """As last listed; None: never."""
+        """The last list; None: not listed yet, or outdated."""
         self.began = 0.0
-        """When it was last started (time.monotonic())."""
+        """Time of the last start (time.monotonic())."""
         self.pid = 0
-        """Of its process; 0: there is none."""
+        """Process id; 0: no process."""
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ClientSession] | None = None
         self._over = asyncio.Event()
@@ -68,10 +68,10 @@ class McpServer:
         self._last_words = ""
 
     async def session(self) -> ClientSession:
-        """A session to ask it by. Raises ToolFailed."""
+        """Return a session, starting the server if necessary. Raises ToolFailed."""
         if self._task is None or self._over.is_set():
             if self._task is not None:
-                await asyncio.wait([self._task])  # its process is ended first
+                await asyncio.wait([self._task])  # until its process has exited
             if self._task is None or self._task.done():
                 self._start()
         assert self._ready is not None
@@ -84,25 +84,25 @@ class McpServer:
         self._over = asyncio.Event()
         self.began = time.monotonic()
         self._ready = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # whoever asks hears it
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # marks it as retrieved
         self._task = asyncio.ensure_future(self._run(self._ready))
 
     async def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._not_before = float("inf")
         self._over.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _run(self, ready: asyncio.Future[ClientSession]) -> None:
-        """One session from its begin to its end."""
+        """Run one session from start to end."""
         name, why = self.config.name, "it ended"
         try:
             async with self._streams() as (received, write), anyio.create_task_group() as tasks:
                 to_session, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
                 tasks.start_soon(pass_bounded, received, to_session)
                 info = types.Implementation(name="llamado", version=__version__)
-                async with ClientSession(read, write, client_info=info, message_handler=self._heard) as session:
+                async with ClientSession(read, write, client_info=info, message_handler=self._on_message) as session:
                     await self._greet(session)
                     ready.set_result(session)
                     log.info("MCP server %s: %d tools", name, len(self.tools or ()))
@@ -113,7 +113,7 @@ class McpServer:
         finally:
             self.pid = 0
             self._over.set()
-            # A call that was answered makes up for all that failed before it.
+            # A successful call resets this count.
             self._failures += 1
             wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 2)) if self._failures > 1 else 0.0
             if not ready.done():
@@ -123,7 +123,7 @@ class McpServer:
                 ready.set_exception(ToolFailed(f"MCP server unavailable: {name}: {why}"))
             self._not_before = max(self._not_before, time.monotonic() + wait)
             if self._not_before != float("inf"):
-                log.warning("MCP server %s is gone: %s", name, why)
+                log.warning("MCP server %s: session ended: %s", name, why)
 
     @asynccontextmanager
     async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -146,7 +146,7 @@ class McpServer:
             self._last_words = server.last_words
 
     async def _greet(self, session: ClientSession) -> None:
-        """Raises TimeoutError, MCPError and others."""
+        """Initialize the session. Raises TimeoutError, MCPError and others."""
         ended = asyncio.ensure_future(self._over.wait())
         greeting = asyncio.ensure_future(self._list(session))
         try:
@@ -180,13 +180,13 @@ class McpServer:
                 break
         self.tools = found
 
-    async def _heard(self, message: object) -> None:
-        """There are other tools now: they are listed when they are asked for next."""
+    async def _on_message(self, message: object) -> None:
+        """Forget the list of tools when the server announces a change."""
         if isinstance(message, types.ToolListChangedNotification):
             self.tools = None
 
-    async def listed(self) -> list[McpToolInfo]:
-        """Its tools. Raises ToolFailed."""
+    async def list_tools(self) -> list[McpToolInfo]:
+        """Return its tools. Raises ToolFailed."""
         session = await self.session()
         if self.tools is None:
             try:
@@ -197,22 +197,22 @@ class McpServer:
         return self.tools or []
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, again: bool = True) -> dict[str, Any]:
-        """The result of a call, as `POST /tools` has it. Raises ToolFailed."""
+        """Call a tool; return the result as `POST /tools` does. Raises ToolFailed."""
         session = await self.session()
         params = types.CallToolRequestParams(name=tool, arguments=dict(arguments))
         self._calls += 1
         try:
             with anyio.fail_after(self.config.timeout):
-                # Not `call_tool`: it refuses results that do not fit a tool's own schema.
+                # Not `call_tool`, which rejects results that do not match the tool's schema.
                 request = types.CallToolRequest(params=params)
                 result = await session.send_request(request, types.CallToolResult)
         except TimeoutError:
-            asyncio.get_running_loop().create_task(self._suspect(session))
+            asyncio.get_running_loop().create_task(self._stop_if_hanging(session))
             raise ToolFailed("request timed out") from None
         except MCPError as error:
             if self.config.url and error.code == types.INVALID_REQUEST:
                 self._over.set()
-                if again:  # the server has forgotten the session, and did nothing
+                if again:  # the server has lost the session and did nothing
                     return await self.call(tool, arguments, again=False)
             raise ToolFailed(error.error.message) from None
         except ValueError:
@@ -223,24 +223,24 @@ class McpServer:
         finally:
             self._calls -= 1
         self._failures = 0
-        return _told(result)
+        return _tool_result(result)
 
-    async def _suspect(self, session: ClientSession) -> None:
-        """End a server that did not answer in time, if it does nothing else and does not answer to a ping either."""
+    async def _stop_if_hanging(self, session: ClientSession) -> None:
+        """Stop a server after a timeout, if it has no other calls and does not answer a ping."""
         if self._calls:
             return
         try:
             with anyio.fail_after(_PING_SECONDS):
                 await session.send_ping()
         except MCPError:
-            pass  # an answer, too
+            pass  # an error is an answer, too
         except (TimeoutError, anyio.ClosedResourceError, anyio.BrokenResourceError):
             if not self._calls:
-                log.warning("MCP server %s hangs: it is ended", self.config.name)
+                log.warning("MCP server %s: hangs, stopping it", self.config.name)
                 self._over.set()
 
 
-def _told(result: types.CallToolResult) -> dict[str, Any]:
+def _tool_result(result: types.CallToolResult) -> dict[str, Any]:
     text = "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
     if len(text) > _MOST_TEXT:
         text = text[:_MOST_TEXT] + "\n[output truncated]"

@@ -1,4 +1,4 @@
-"""All MCP servers, in a thread with an event loop of its own: whatever they send, requests are answered meanwhile."""
+"""All MCP servers, in a thread with its own event loop, so that they cannot block the server's."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("llamado.tools")
 
 LIST_SECONDS = 10.0
-"""A list of tools waits so long for a server that starts (tools/server/server-mcp.cpp, b11434)."""
+"""Time that listing tools waits for a starting server (tools/server/server-mcp.cpp, b11434)."""
 _CLOSE_SECONDS = 8.0
 T = TypeVar("T")
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, by the server's name and its own."""
+    """A tool of an MCP server. Its name is the server's name and its own."""
 
     type = "mcp"
     uses_cwd = False
@@ -44,10 +44,10 @@ class McpTool(Tool):
 
 
 class McpServers:
-    """Starts them at once; they are there when they are."""
+    """Starts all servers in the background."""
 
     def __init__(self, configs: Sequence[McpServerConfig], guard: Watchdog) -> None:
-        """Raises ToolsError where the `mcp` package is missing."""
+        """Raises ToolsError if the `mcp` package is missing."""
         if find_spec("mcp") is None:
             raise ToolsError(f"MCP servers need the mcp package: {install_command('mcp')}")
         self._configs = configs
@@ -59,7 +59,7 @@ class McpServers:
         asyncio.run_coroutine_threadsafe(self._list(), self._loop)
 
     def _work(self) -> None:
-        # Half a second, and nobody waits for it.
+        # Importing takes half a second; here it blocks no request.
         from llamado.tools.mcp.server import McpServer
 
         asyncio.set_event_loop(self._loop)
@@ -67,7 +67,7 @@ class McpServers:
         self._loop.run_forever()
 
     def close(self) -> None:
-        """End them all."""
+        """Stop all servers."""
 
         async def end() -> None:
             await asyncio.gather(*(server.close() for server in self._servers))
@@ -79,27 +79,29 @@ class McpServers:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1.0)
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have something done in the servers' loop; it is given up when nobody waits any more."""
+    async def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the servers' loop; cancel it if its waiter is cancelled."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def known(self) -> list[McpTool]:
-        """Tools of all servers that have said theirs."""
+    def known_tools(self) -> list[McpTool]:
+        """Return the tools of all servers that have listed theirs."""
         return [McpTool(info, self) for server in self._servers for info in server.tools or ()]
 
     async def tools(self) -> list[McpTool]:
-        """The same, when those that have not said theirs had the time to."""
-        await self._there(self._list())
-        return self.known()
+        """Return all tools, after waiting LIST_SECONDS at most for starting servers."""
+        await self._in_loop(self._list())
+        return self.known_tools()
 
     async def _list(self) -> None:
-        asked = [asyncio.ensure_future(self._known(server)) for server in self._servers if server.tools is None]
-        if asked:
-            await asyncio.wait(asked)
+        pending = [
+            asyncio.ensure_future(self._wait_for_tools(server)) for server in self._servers if server.tools is None
+        ]
+        if pending:
+            await asyncio.wait(pending)
 
-    async def _known(self, server: McpServer) -> None:
-        task = asyncio.ensure_future(server.listed())
-        await asyncio.sleep(0)  # it has started by now, where it had not
+    async def _wait_for_tools(self, server: McpServer) -> None:
+        task = asyncio.ensure_future(server.list_tools())
+        await asyncio.sleep(0)  # lets the task start the server, which sets `began`
         await asyncio.wait([task], timeout=max(0.1, server.began + LIST_SECONDS - time.monotonic()))
         if not task.done():
             task.cancel()
@@ -109,6 +111,6 @@ class McpServers:
             log.error("MCP server %s", server.config.name, exc_info=error)
 
     async def call(self, info: McpToolInfo, arguments: Any) -> dict[str, Any]:
-        """The result of a call. Raises ToolFailed."""
+        """Call a tool and return its result. Raises ToolFailed."""
         (server,) = [server for server in self._servers if server.config.name == info.server]
-        return await self._there(server.call(info.name, arguments))
+        return await self._in_loop(server.call(info.name, arguments))

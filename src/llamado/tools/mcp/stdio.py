@@ -1,7 +1,7 @@
-"""The transport of MCP servers that are processes: a JSON-RPC message a line, on standard input and output.
+"""Standard I/O transport of MCP servers: one JSON-RPC message per line.
 
-The `mcp` package has one too; this one holds a server to limits, and knows what it leaves behind: it ends with its
-whole group, what it says is read no faster than anyone needs, and a line has an end.
+Unlike the `mcp` package's, this transport limits the rate and the length of lines, and ends the whole process group of
+the server.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from mcp.types import jsonrpc_message_adapter
 
 from llamado.processes.guarded import PipedProcess, Watchdog
 from llamado.processes.secret_values import child_environment
-from llamado.tools.mcp.bounds import Flooded, MessageSize, Pace, Received
+from llamado.tools.mcp.bounds import MessageSize, MessageTooLarge, Pace, Received
 from llamado.tools.mcp.config import McpServerConfig
 
 log = logging.getLogger("llamado.tools")
 
 _PIECE = 64 * 1024
 _STDERR_KEPT = 2000  # characters
-_GRACE = 2.0  # seconds to end by itself when nobody talks to it any more, and again after SIGTERM
+_GRACE = 2.0  # seconds to exit after its input is closed, and again after SIGTERM
 _CHANGED = "notifications/tools/list_changed"
 
 _Sent = ObjectSendStream[SessionMessage]
 
 
 async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
-    """Raises Flooded."""
+    """Yield the lines of a pipe. Raises MessageTooLarge."""
     reader = asyncio.StreamReader(_PIECE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -56,7 +56,7 @@ async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 class StdioServer:
-    """A server's process. `over` is set when it has ended, or talks nonsense."""
+    """A server's process. `over` is set after it has exited or violated a limit."""
 
     def __init__(self, config: McpServerConfig, guard: Watchdog) -> None:
         """Start it. Raises OSError and ValueError."""
@@ -70,25 +70,25 @@ class StdioServer:
             self._ended.set()
             self.over.set()
 
-        def tell(_: int) -> None:
+        def on_exit(_: int) -> None:
             loop.call_soon_threadsafe(end)
 
         self._process = PipedProcess(
             config.command,
             child_environment() | dict(config.env),
             guard,
-            ended=tell,
+            ended=on_exit,
             cwd=config.cwd or None,
         )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Received, _Sent]]:
-        """What a session of the `mcp` package reads and writes; the process ends with it."""
+        """Yield the streams for a session of the `mcp` package; the process ends with the session."""
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
         async with anyio.create_task_group() as tasks:
@@ -106,10 +106,10 @@ class StdioServer:
         try:
             async with to_session:
                 async for line in _lines(self._process.stdout):
-                    message = _parsed(line)
+                    message = _parse(line)
                     if message is not None:
                         await to_session.send(message)
-        except Flooded as error:
+        except MessageTooLarge as error:
             log.warning("MCP server %s: ended: %s", self._name, error)
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             pass
@@ -136,11 +136,11 @@ class StdioServer:
                 if text:
                     self.last_words = text
                     log.debug("MCP server %s: %s", self._name, text)
-        except (Flooded, OSError):
+        except (MessageTooLarge, OSError):
             self.over.set()
 
     async def _end(self) -> None:
-        """Close its input, as the specification has it; then end it and all it started."""
+        """Close its input, as the specification requires; then stop its process group."""
         try:
             self._process.stdin.close()
         except OSError:
@@ -156,18 +156,18 @@ class StdioServer:
             async with asyncio.timeout(_GRACE):
                 await self._ended.wait()
         except TimeoutError:
-            log.warning("MCP server %s: process %d does not end", self._name, self.pid)
+            log.warning("MCP server %s: process %d does not exit", self._name, self.pid)
 
 
-def _parsed(line: bytes) -> SessionMessage | None:
-    """A message for the session: answers, requests, and that there are other tools now; None for all else."""
+def _parse(line: bytes) -> SessionMessage | None:
+    """Parse a line: a response, a request, or a change of the tools; None for anything else."""
     try:
-        told = orjson.loads(line)
+        fields = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(told, dict) or ("id" not in told and told.get("method") != _CHANGED):
+    if not isinstance(fields, dict) or ("id" not in fields and fields.get("method") != _CHANGED):
         return None
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_python(told, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_python(fields, by_name=False))
     except ValueError:
         return None

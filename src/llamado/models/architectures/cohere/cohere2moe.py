@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import scale
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Layer, ParallelDecoder
+from llamado.models.decoder import ONE_NORM, ParallelDecoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import Gating, HyperParameters, read_experts, read_hparams, read_swa_layers
+from llamado.models.hparams import Gating, HyperParameters, Rope, RouterKind, read_swa_layers
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
-from llamado.models.parts.experts import Mixture, take_experts
+from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.norms import LayerNorm, Norm, RmsNorm
 from llamado.models.weights import RoleWeights
@@ -25,36 +24,30 @@ class Cohere2MoeModel(ParallelDecoder):
     epsilon the file has.
     """
 
+    norms = ONE_NORM
+    router = RouterKind(Gating.SIGMOID, from_file=True)
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        rms = "attention.layer_norm_rms_epsilon"
-        self._rms = keys.float_(rms, 0.0) > 0
-        eps = rms if self._rms else "attention.layer_norm_epsilon"
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, norm_eps=eps)
+        self._rms = keys.float_("attention.layer_norm_rms_epsilon", 0.0) > 0
+        if not self._rms:
+            self.norm_eps = "attention.layer_norm_epsilon"
         return replace(
-            hp,
+            super()._read_hparams(keys, n_vocab),
             logit_scale=keys.float_("logit_scale") or 1.0,
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=keys.of_layers(read_swa_layers(keys, keys.int_("block_count"), 4, dense_first=True)),
-            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),
         )
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
         return RmsNorm.take(w, name, n) if self._rms else LayerNorm.take(w, name, n, biased=False)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        return Layer(
-            attn_norm=self._take_norm(w, "attn_norm", self.hparams.n_embd),
-            attention=self._take_attention(w, layer),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        hp, attention = self.hparams, super()._take_attention(w, layer)
+    def _layer_rope(self, layer: int) -> Rope | None:
+        hp = self.hparams
         assert hp.experts is not None
-        return attention if hp.is_swa(layer) or layer < hp.experts.n_dense_layers else replace(attention, rope=None)
+        return hp.rope if hp.is_swa(layer) or layer < hp.experts.n_dense_layers else None
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        network = take_experts(w, self.hparams, layer)
+        network = super()._take_feed_forward(w, layer)
         return _HalvedMixture(network) if isinstance(network, Mixture) and network.shared is not None else network
 
 

@@ -7,8 +7,7 @@ from math import log
 
 import numpy as np
 
-from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import (
     Gating,
@@ -17,15 +16,12 @@ from llamado.models.hparams import (
     Temperature,
     inverse_sqrt,
     read_experts,
-    read_hparams,
     yarn_attention_factor,
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.latent import ExpandedAttention, LatentAttention, LatentProjection, LatentSizes
-from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 _GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154_880
@@ -35,7 +31,7 @@ class Deepseek2Model(Decoder):
     """Latent attention; a mixture of experts with shared experts after the dense first layers (arXiv 2412.19437)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
+        hp = super()._read_hparams(keys, n_vocab)
         # Files of GLM-4.7-Flash do not give the gating function.
         glm = (hp.first_block or hp.n_layer) in _GLM_LAYERS and n_vocab == _GLM_VOCABULARY
         gating = Gating.SIGMOID if glm else Gating.SOFTMAX
@@ -83,25 +79,11 @@ class Deepseek2Model(Decoder):
         """Return YaRN's log multiplier for the rotated part."""
         return multiplier
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp = self.hparams
         compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, self._temperature)
         attention = LatentAttention if self._absorbed else ExpandedAttention
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=attention.take(w, hp.n_embd, compressed, hp.attention_scale),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        hp = self.hparams
-        assert hp.experts is not None
-        if layer < hp.experts.n_dense_layers:
-            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
-        n_shared = hp.experts.n_ff * hp.experts.n_shared
-        shared = GatedFeedForward.take(w, hp.n_embd, n_shared, suffix="_shexp") if n_shared else None
-        return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
+        return attention.take(w, hp.n_embd, compressed, hp.attention_scale)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row, or in older files the keys and values of all heads."""

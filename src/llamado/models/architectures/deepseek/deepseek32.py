@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
-from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import (
     Gating,
@@ -15,6 +14,7 @@ from llamado.models.hparams import (
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.indexer import Indexer, IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention
 from llamado.models.weights import RoleWeights
@@ -64,17 +64,17 @@ class Deepseek32Model(Deepseek2Model):
     def _rotation_multiplier(self, multiplier: float) -> float:
         return 1.0
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp, own = self.hparams, self._indexed[layer]
-        found = super()._take_layer(w, layer)
-        assert isinstance(found.attention, LatentAttention)
+        latent = super()._take_mixer(w, layer)
+        assert isinstance(latent, LatentAttention)
         rope = replace(hp.rope, mode=self._indexer_rope)
         indexer = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, rope, self._indexer_eps) if own else None
         if indexer is None:  # files have indexer tensors in all layers
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
             w.ignore(*(f"indexer.{name}" for name in names))
         owner = max(i for i in range(layer + 1) if self._indexed[i])
-        return found._replace(attention=SparseAttention(found.attention, indexer, owner, self._indexer.n_chosen))
+        return SparseAttention(latent, indexer, owner, self._indexer.n_chosen)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row, and the indexer's key."""

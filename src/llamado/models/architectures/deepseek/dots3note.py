@@ -7,12 +7,11 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.architectures.deepseek.deepseek32 import read_indexer
-from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import HyperParameters, Rope, inverse_sqrt, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.memory import Latent, LayerMemory
-from llamado.models.parts.attention import OutputGate
+from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.indexer import ALL, Indexer, SparseAttention
 from llamado.models.parts.latent import LatentAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
@@ -60,7 +59,7 @@ class Dots3NoteModel(Deepseek2Model):
         sizes = self._narrow if self.hparams.is_swa(layer) else self._sizes
         return sizes._replace(n_head=self.hparams.n_head[layer])
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp, sizes = self.hparams, self._sizes_of(layer)
         compressed = LatentProjection.take(w, hp.n_embd, sizes, self._q_rank, hp.rope_of(layer))
         compressed = replace(compressed, k_norm=RmsNorm.take(w, "attn_k_norm", sizes.rope))
@@ -68,17 +67,12 @@ class Dots3NoteModel(Deepseek2Model):
         if not hp.is_swa(layer):
             rope = replace(hp.rope, mode=RopeMode.NEOX)
             indexer = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, rope, _INDEXER_EPS)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=SparseAttention(
-                LatentAttention.take(w, hp.n_embd, compressed, inverse_sqrt(sizes.key)),
-                indexer=indexer,
-                owner=layer,
-                n_chosen=ALL if indexer is None else self._indexer.n_chosen,
-                gate=OutputGate(w.linear("attn_gate", hp.n_embd, sizes.n_head), sizes.n_head),
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
+        return SparseAttention(
+            LatentAttention.take(w, hp.n_embd, compressed, inverse_sqrt(sizes.key)),
+            indexer=indexer,
+            owner=layer,
+            n_chosen=ALL if indexer is None else self._indexer.n_chosen,
+            gate=OutputGate(w.linear("attn_gate", hp.n_embd, sizes.n_head), sizes.n_head),
         )
 
     def layer_memory(self, layer: int) -> LayerMemory:

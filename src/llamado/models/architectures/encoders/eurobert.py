@@ -5,8 +5,8 @@ from __future__ import annotations
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
 from llamado.models.encoder import Encoder
-from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
-from llamado.models.weights import RoleWeights, Weights
+from llamado.models.parts.feedforward import FUSED_SWIGLU
+from llamado.models.weights import Weights
 
 
 class EuroBertModel(Encoder, Decoder):
@@ -27,9 +27,7 @@ class NeoBertModel(EuroBertModel):
 
     rope_mode = RopeMode.NORMAL
     _norm = "enc.output_norm"
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+    feed_forward = FUSED_SWIGLU
 
 
 class LlamaEmbedModel(EuroBertModel):

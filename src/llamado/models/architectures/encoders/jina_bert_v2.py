@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamado.ggml.graph import add
 from llamado.ggml.ops import GluOp, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.forward import Pass
-from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
+from llamado.models.parts.attention import Attention, Heads
 from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward, GatedFeedForward, UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -27,25 +29,21 @@ class JinaBertV2Model(PostNormEncoder):
             self._dense = weights.output.linear("cls", self.hparams.n_embd, 1)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
         if w.has("attn_norm_2.weight"):
-            self._second_norms[layer] = LayerNorm.take(w, "attn_norm_2", hp.n_embd)
-        return PostNormLayer(
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                q_norm=_norm(w, "attn_q_norm", heads.n * heads.dim_k),
-                k_norm=_norm(w, "attn_k_norm", heads.n_kv * heads.dim_k),
-                norm_rows=True,
-                rope=None,
-                max_bias=_MAX_BIAS,
-                scale=hp.attention_scale,
-            ),
-            attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
-            feed_forward=self._network(w, layer),
-            out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
+            self._second_norms[layer] = LayerNorm.take(w, "attn_norm_2", self.hparams.n_embd)
+        return super()._take_layer(w, layer)
+
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
+        heads = Heads.of(self.hparams, layer)
+        return replace(
+            super()._take_attention(w, layer),
+            q_norm=_norm(w, "attn_q_norm", heads.n * heads.dim_k),
+            k_norm=_norm(w, "attn_k_norm", heads.n_kv * heads.dim_k),
+            norm_rows=True,
+            max_bias=_MAX_BIAS,
         )
 
-    def _network(self, w: RoleWeights, layer: int) -> FeedForward:
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
         if w.has("ffn_gate.weight"):
             return GatedFeedForward.take(w, n_embd, n_ff, GluOp.GEGLU)

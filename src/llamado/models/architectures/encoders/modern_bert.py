@@ -7,15 +7,14 @@ from dataclasses import replace
 from llamado.ggml.graph import gelu
 from llamado.ggml.ops import GluOp, RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import LayerNormDecoder, NormNames
 from llamado.models.encoder import Encoder
 from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers, swa_rope
+from llamado.models.hparams import HyperParameters, Pooling, swa_rope, with_window
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import FusedGatedFeedForward
-from llamado.models.parts.norms import LayerNorm, Norm
+from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
+from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights, Weights
 
 _ACTIVATIONS = {
@@ -28,16 +27,18 @@ _ACTIVATIONS = {
 }
 
 
-class ModernBertModel(Encoder, Decoder):
+class ModernBertModel(Encoder, LayerNormDecoder):
     """Pre-norm encoder with rotary positions and a window around each token (arXiv 2412.13663).
 
     Every third layer, from the first on, has full attention. The first layer has no attention norm, because the
     embeddings are normed.
     """
 
+    rope_mode = RopeMode.NEOX
+    norm_bias = False
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        eps = "attention.layer_norm_epsilon"
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)
+        hp = super()._read_hparams(keys, n_vocab)
         name = keys.str_("hidden_activation", "gelu")
         if name not in _ACTIVATIONS:
             raise UnsupportedModel(
@@ -45,19 +46,9 @@ class ModernBertModel(Encoder, Decoder):
             )
         self._activation = _ACTIVATIONS[name]
         self._means = keys.int_("classifier.pooling_type", Pooling.MEAN.value) == Pooling.MEAN
-        n_swa = keys.int_("attention.sliding_window", 0)
-        if not n_swa:
-            return hp
-        return replace(
-            hp,
-            n_swa=n_swa,
-            swa_symmetric=True,
-            swa_layers=read_swa_layers(keys, hp.n_layer, 3, dense_first=True),
-            rope_swa=swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0),
-        )
-
-    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        return LayerNorm.take(w, name, n, biased=False)
+        rope = swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0)
+        hp = with_window(keys, hp, 3, rope=rope, optional=True, dense_first=True)
+        return replace(hp, swa_symmetric=bool(hp.n_swa))
 
     def _take_head(self, weights: Weights) -> None:
         self._output_norm = self._take_norm(weights.output, "output_norm", self.hparams.n_embd)
@@ -72,19 +63,11 @@ class ModernBertModel(Encoder, Decoder):
         self._embd_norm = self._take_norm(weights.input, "token_embd_norm", self.hparams.n_embd)
         super()._take_weights(weights)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        normed = layer > 0 or w.has("attn_norm.weight")
-        return Layer(
-            attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if normed else None,
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                rope=hp.rope_of(layer),
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd),
-            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
-        )
+    def _norm_names(self, w: RoleWeights, layer: int) -> NormNames:
+        return self.norms if layer > 0 or w.has("attn_norm.weight") else NormNames(attn=None)
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], self._activation)
 
     def _embed(self, step: Pass) -> Tensor:
         return self._embd_norm(step, super()._embed(step), "inp_norm")

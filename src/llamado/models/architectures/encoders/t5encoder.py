@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamado.ggml.ops import GluOp, RopeMode, UnaryOp
-from llamado.models.decoder import Decoder, Layer
+from llamado.ggml.ops import UnaryOp
+from llamado.models.decoder import Decoder
 from llamado.models.encoder import Encoder
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Projections
-from llamado.models.parts.feedforward import GatedFeedForward, UngatedFeedForward
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, take_projections
+from llamado.models.parts.feedforward import GEGLU, FeedForward, FeedForwardKind
 from llamado.models.weights import RoleWeights, Weights
 
 
@@ -24,8 +23,7 @@ class T5EncoderModel(Encoder, Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_buckets = keys.int_("attention.relative_buckets_count")
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
-        return replace(hp, attention_scale=1.0)
+        return replace(super()._read_hparams(keys, n_vocab), attention_scale=1.0)
 
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
@@ -37,28 +35,16 @@ class T5EncoderModel(Encoder, Decoder):
         self._biases = first
         self._layers = [self._take_layer(weights.layer(i, "enc.blk"), i) for i in range(self.hparams.n_layer)]
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
-        n_ff = hp.n_ff[layer]
-        gated = w.has("ffn_gate.weight")
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices(
-                    heads,
-                    Projections(
-                        w.linear("attn_q", hp.n_embd, heads.n * heads.dim_k),
-                        w.linear("attn_k", hp.n_embd, heads.n_kv * heads.dim_k),
-                        w.linear("attn_v", hp.n_embd, heads.n_kv * heads.dim_v),
-                    ),
-                    w.linear("attn_o", heads.n * heads.dim_v, hp.n_embd),
-                ),
-                bias=w.optional("attn_rel_b.weight", heads.n, self._n_buckets) or self._biases,
-                rope=None,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFeedForward.take(w, hp.n_embd, n_ff, GluOp.GEGLU)
-            if gated
-            else UngatedFeedForward.take(w, hp.n_embd, n_ff, UnaryOp.RELU),
+        project = take_projections(w, hp.n_embd, heads)
+        return Attention(
+            matrices=AttentionMatrices(heads, project, w.linear("attn_o", heads.n * heads.dim_v, hp.n_embd)),
+            bias=w.optional("attn_rel_b.weight", heads.n, self._n_buckets) or self._biases,
+            rope=None,
+            scale=hp.attention_scale,
         )
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        kind = GEGLU if w.has("ffn_gate.weight") else FeedForwardKind(UnaryOp.RELU)
+        return kind.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
+from llamado.models.decoder import POST_NORMS, Decoder
+from llamado.models.hparams import HyperParameters, Rope, read_swa_layers
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import GatedFeedForward
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.parts.attention import QkNorm
 
 _LAYERS_OF_32B = 64
 
@@ -22,25 +19,17 @@ class Exaone4Model(Decoder):
     In the 32B model, three of four layers have a sliding window; the fourth has full attention without positions.
     """
 
+    rope_mode = RopeMode.NEOX
+    norms = POST_NORMS
+    qk_norm = QkNorm.HEADS
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
+        hp = super()._read_hparams(keys, n_vocab)
         if hp.n_layer != _LAYERS_OF_32B:
             return hp
         n_swa = keys.int_("attention.sliding_window", 4096)
         return replace(hp, n_swa=n_swa, swa_layers=read_swa_layers(keys, hp.n_layer, 4))
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, heads = self.hparams, Heads.of(self.hparams, layer)
-        return Layer(
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
-                k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-                rope=hp.rope if hp.is_swa(layer) or not hp.n_swa else None,
-                factors=self._freq_factors,
-                scale=hp.attention_scale,
-            ),
-            attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
-            ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
-        )
+    def _layer_rope(self, layer: int) -> Rope | None:
+        hp = self.hparams
+        return hp.rope if hp.is_swa(layer) or not hp.n_swa else None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from llamado.ggml.graph import add
 from llamado.ggml.tensor import Tensor
 from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts
-from llamado.models.keys import Keys
+from llamado.models.hparams import RouterKind
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -19,9 +16,7 @@ from llamado.models.weights import RoleWeights, Weights
 class ArcticModel(Decoder):
     """Llama with a mixture of experts parallel to each layer, on a norm of the layer's input."""
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
+    router = RouterKind(normalized=True)
 
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
@@ -32,7 +27,7 @@ class ArcticModel(Decoder):
         ]
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return GatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_embd)
+        return self.feed_forward.take(w, self.hparams.n_embd, self.hparams.n_embd)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         y = super()._layer(step, layer, x)

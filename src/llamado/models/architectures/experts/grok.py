@@ -7,16 +7,13 @@ from math import sqrt
 from typing import NamedTuple
 
 from llamado.ggml.graph import add, scale
-from llamado.ggml.ops import GluOp, RopeMode
+from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder, NormNames
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts
+from llamado.models.hparams import HyperParameters, RouterKind
 from llamado.models.keys import Keys, RopeOptions
-from llamado.models.parts.attention import Attention
-from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.feedforward import GEGLU, FeedForward
 from llamado.models.weights import RoleWeights
 
 
@@ -24,6 +21,8 @@ class GrokModel(Decoder):
     """Pre- and post-norms, soft-capped scores, and GEGLU experts; in Grok 2 parallel to a dense network."""
 
     rope_mode = RopeMode.NEOX
+    feed_forward = GEGLU
+    router = RouterKind(normalized=True)
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(Keys(keys.metadata, _with_file_yarn(keys)), n_vocab)
@@ -35,31 +34,17 @@ class GrokModel(Decoder):
             attention_softcap=keys.float_("attn_logit_softcapping", 30.0),
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
             logit_scale=keys.float_("logit_scale", 0.5773502691896257),
-            experts=read_experts(keys, hp.n_ff[0], normalized=True),
         )
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        n_embd = self.hparams.n_embd
-        name = "layer_output_norm" if w.has("layer_output_norm.weight") else "post_ffw_norm"
-        return (
-            super()
-            ._take_layer(w, layer)
-            ._replace(
-                attn_post_norm=RmsNorm.take(w, "attn_output_norm", n_embd),
-                ffn_post_norm=RmsNorm.take(w, name, n_embd),
-            )
-        )
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        return replace(super()._take_attention(w, layer), softcap=self.hparams.attention_softcap)
+    def _norm_names(self, w: RoleWeights, layer: int) -> NormNames:
+        last = "layer_output_norm" if w.has("layer_output_norm.weight") else "post_ffw_norm"
+        return NormNames(attn_post="attn_output_norm", ffn_post=last)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        hp = self.hparams
-        assert hp.experts is not None
-        mixture = Mixture.take(w, hp.n_embd, hp.experts, GluOp.GEGLU)
+        mixture, hp = super()._take_feed_forward(w, layer), self.hparams
         if not w.has("ffn_up.weight"):
             return mixture
-        return _ParallelNetworks(mixture, GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
+        return _ParallelNetworks(mixture, self.feed_forward.take(w, hp.n_embd, hp.n_ff[layer]))
 
 
 def _with_file_yarn(keys: Keys) -> RopeOptions:
@@ -81,8 +66,8 @@ def _with_file_yarn(keys: Keys) -> RopeOptions:
 class _ParallelNetworks(NamedTuple):
     """Sum of a mixture of experts and a dense network, divided by sqrt(2)."""
 
-    mixture: Mixture
-    network: GatedFeedForward
+    mixture: FeedForward
+    network: FeedForward
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         return scale(add(self.network(step, layer, x), self.mixture(step, layer, x)), sqrt(2) / 2)

@@ -9,11 +9,10 @@ from llamado.ggml.ops import GluOp, RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts, read_swa_layers, swa_rope
+from llamado.models.hparams import HyperParameters, Rope, RouterKind, swa_rope, with_window
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
 from llamado.models.parts.experts import Mixture
-from llamado.models.weights import RoleWeights
+from llamado.models.parts.feedforward import FeedForwardKind
 
 _WINDOW, _PERIOD = 4096, 4
 
@@ -26,24 +25,18 @@ class SmallThinkerModel(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
+    feed_forward = FeedForwardKind(GluOp.REGLU)
+    router = RouterKind(from_file=True)
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        experts = read_experts(keys, hp.n_ff[0], from_file=True)
-        hp = replace(hp, experts=replace(experts, normalized=True, scale=1.0))
-        if not keys.int_("attention.sliding_window", 0):
-            return hp
-        layers = read_swa_layers(keys, hp.n_layer, _PERIOD, dense_first=True)
-        return replace(hp, n_swa=_WINDOW, swa_layers=layers, rope_swa=swa_rope(keys, hp.rope))
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        attention = super()._take_attention(w, layer)
-        return attention if not self.hparams.n_swa or layer % _PERIOD else replace(attention, rope=None)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> Mixture:
-        hp = self.hparams
         assert hp.experts is not None
-        return Mixture.take(w, hp.n_embd, hp.experts, GluOp.REGLU)
+        hp = replace(hp, experts=replace(hp.experts, normalized=True, scale=1.0))
+        hp = with_window(keys, hp, _PERIOD, rope=swa_rope(keys, hp.rope), optional=True, dense_first=True)
+        return replace(hp, n_swa=_WINDOW) if hp.n_swa else hp
+
+    def _layer_rope(self, layer: int) -> Rope | None:
+        return self.hparams.rope_of(layer) if not self.hparams.n_swa or layer % _PERIOD else None
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer

@@ -9,13 +9,14 @@ from llamado.models.decoder import Decoder
 from llamado.models.hparams import (
     Gating,
     HyperParameters,
-    read_experts,
+    RouterKind,
     read_swa_layers,
     rope_dims,
+    swa_rope,
 )
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, OutputGate
-from llamado.models.parts.experts import Mixture, take_experts
+from llamado.models.parts.experts import Mixture
 from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -28,20 +29,20 @@ class Step35Model(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
+    router = RouterKind(Gating.SIGMOID, from_file=True)
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         n, n_blocks = hp.rope.n_dims, keys.int_("block_count")
         self._limits = keys.floats_per_layer("swiglu_clamp_exp", n_blocks, 0.0)
         self._shared_limits = keys.floats_per_layer("swiglu_clamp_shexp", n_blocks, 0.0)
-        rope_swa = replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0)
+        rope_swa = swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0)
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=keys.of_layers(read_swa_layers(keys, n_blocks, 0)),
             rope=replace(hp.rope, n_dims=n // 2),
             rope_swa=replace(rope_swa, n_dims=rope_dims(keys, "rope.dimension_count_swa", n, hp.head_dim_k)),
-            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),
         )
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
@@ -56,7 +57,7 @@ class Step35Model(Decoder):
         )
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        network, limit = take_experts(w, self.hparams, layer), self._shared_limits[layer]
+        network, limit = super()._take_feed_forward(w, layer), self._shared_limits[layer]
         if isinstance(network, GatedFeedForward):
             return network._replace(limit=limit)
         assert isinstance(network, Mixture) and isinstance(network.shared, GatedFeedForward)

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.architectures.gemma.gemma3 import Gemma3Model
+from llamado.models.architectures.gemma.gemma import GemmaModel
+from llamado.models.decoder import PRE_AND_POST_NORMS
 from llamado.models.encoder import Encoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers, swa_rope
+from llamado.models.hparams import HyperParameters, swa_rope, with_window
 from llamado.models.keys import Keys
+from llamado.models.parts.attention import QkNorm
 from llamado.models.weights import Weights
 
 
-class GemmaEmbeddingModel(Encoder, Gemma3Model):
+class GemmaEmbeddingModel(Encoder, GemmaModel):
     """Gemma 3 with bidirectional attention, in full or within a window (arXiv 2509.20354).
 
     Two matrices follow the last norm. There is no activation between them, so they commute with mean pooling.
     """
 
+    norms = PRE_AND_POST_NORMS
+    qk_norm = QkNorm.HEADS
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-        return replace(
-            hp,
-            causal=False,
-            embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
-            n_swa=keys.int_("attention.sliding_window"),
-            swa_symmetric=True,
-            swa_layers=read_swa_layers(keys, hp.n_layer, 6),
-            rope_swa=swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0),
-        )
+        hp = super()._read_hparams(keys, n_vocab)
+        hp = with_window(keys, hp, 6, rope=swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0))
+        return replace(hp, causal=False, swa_symmetric=True)
 
     def _take_head(self, weights: Weights) -> None:
         hp, w = self.hparams, weights.output

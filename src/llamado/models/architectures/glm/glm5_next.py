@@ -8,7 +8,6 @@ from llamado.ggml.graph import scale
 from llamado.ggml.ops import GluOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.moonshot.kimi_linear import KimiLinearModel
-from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import Gating, HyperParameters, read_experts
@@ -88,9 +87,9 @@ class Glm5NextModel(KimiLinearModel):
             for name in ("hc_attn", "hc_ffn")
         )
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        found = super()._take_layer(w, layer)
-        if not isinstance(found.attention, LatentAttention):
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        found = super()._take_mixer(w, layer)
+        if not isinstance(found, LatentAttention):
             return found
         hp, indexer = self.hparams, None
         if self._indexed[layer]:
@@ -102,7 +101,7 @@ class Glm5NextModel(KimiLinearModel):
             w.ignore("indexer_compressor_gate.weight", "indexer_compressor_ape.weight")
         owner = max(i for i in range(layer + 1) if self._indexed[i])
         all_up_to = self._indexer.n_chosen if self._tail else 0
-        return found._replace(attention=SparseAttention(found.attention, indexer, owner, all_up_to))
+        return SparseAttention(found, indexer, owner, all_up_to)
 
     def _take_delta(self, w: RoleWeights) -> KimiDelta:
         n_embd, n_head = self.hparams.n_embd, self._sizes.n_head

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.models.decoder import LayerNormDecoder
-from llamado.models.hparams import (
-    HyperParameters,
-)
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
-from llamado.models.weights import RoleWeights
 
 
 class JaisModel(LayerNormDecoder):
@@ -19,10 +15,8 @@ class JaisModel(LayerNormDecoder):
     Query-key products are divided by the head size, not its square root.
     """
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        self._max_bias = keys.float_("attention.max_alibi_bias", 0.0)
-        hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, attention_scale=1.0 / hp.head_dim_v)
+    rotates = False
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        return replace(super()._take_attention(w, layer), rope=None, max_bias=self._max_bias)
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp, slope = super()._read_hparams(keys, n_vocab), keys.float_("attention.max_alibi_bias", 0.0)
+        return replace(hp, attention_scale=1.0 / hp.head_dim_v, max_alibi_bias=slope)

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from llamado.ggml.ops import RopeMode, UnaryOp
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams
-from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import UngatedFeedForward
-from llamado.models.parts.norms import LayerNorm, Norm
-from llamado.models.weights import RoleWeights
+from llamado.ggml.ops import RopeMode
+from llamado.models.decoder import LayerNormDecoder
+from llamado.models.parts.feedforward import SQUARED_RELU
 
 
-class NemotronModel(Decoder):
+class NemotronModel(LayerNormDecoder):
     """Pre-norm decoder with layer norms, half-rotated heads, and squared ReLU networks (arXiv 2402.16819)."""
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        eps = "attention.layer_norm_epsilon"
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, norm_eps=eps)
-
-    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        return LayerNorm.take(w, name, n)
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=LayerNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                rope=hp.rope,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.RELU, squared=True),
-        )
+    rope_mode = RopeMode.NEOX
+    feed_forward = SQUARED_RELU

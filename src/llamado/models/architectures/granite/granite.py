@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
-from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
-from llamado.models.weights import RoleWeights
 
 
 class GraniteModel(Decoder):
@@ -20,21 +18,17 @@ class GraniteModel(Decoder):
     A file may turn rotary positions off (`rope.scaling.finetuned` false).
     """
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
-        return self._with_factors(keys, hp, keys.float_("logit_scale"))
+    default_logit_scale: ClassVar[float | None] = None
+    """Divisor of the logits if the file has none; None: the file must have one."""
 
-    def _with_factors(self, keys: Keys, hp: HyperParameters, logit_scale: float) -> HyperParameters:
-        self._rotates = keys.bool_("rope.scaling.finetuned", True)
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self.rotates = keys.bool_("rope.scaling.finetuned", True)
+        divisor = keys.float_("logit_scale", self.default_logit_scale) or 1.0
         return replace(
             hp,
             embedding_scale=keys.float_("embedding_scale", 0.0) or 1.0,
             attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale,
             residual_scale=keys.float_("residual_scale", 0.0) or 1.0,
-            # The file holds the divisor of the logits.
-            logit_scale=float(np.float32(1) / np.float32(logit_scale or 1.0)),
+            logit_scale=float(np.float32(1) / np.float32(divisor)),
         )
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        attention = super()._take_attention(w, layer)
-        return attention if self._rotates else replace(attention, rope=None)

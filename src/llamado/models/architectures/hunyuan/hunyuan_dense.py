@@ -8,20 +8,20 @@ import numpy as np
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
-from llamado.models.hparams import HyperParameters, mrope_text_mode, override_freq_base, read_hparams
+from llamado.models.hparams import HyperParameters, override_freq_base
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.parts.attention import QkNorm
 
 
 class HunyuanDenseModel(Decoder):
     """Llama with query and key norms after the rotation."""
 
     rope_mode = RopeMode.NEOX
+    mrope = True
+    qk_norm = QkNorm.HEADS_AFTER_ROPE
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, self.rope_mode))
+        hp = super()._read_hparams(keys, n_vocab)
         alpha = keys.float_("rope.scaling.alpha", 0.0)
         if not alpha or hp.head_dim_k == 2:
             return hp
@@ -29,15 +29,6 @@ class HunyuanDenseModel(Decoder):
         power = np.float32(hp.head_dim_k) / np.float32(hp.head_dim_k - 2)
         base = np.float32(keys.float_("rope.freq_base", 10000.0)) * np.float32(alpha) ** power
         return replace(hp, rope=override_freq_base(keys, hp.rope, float(base)))
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        n = self.hparams.head_dim_k
-        return replace(
-            super()._take_attention(w, layer),
-            q_norm=RmsNorm.take(w, "attn_q_norm", n),
-            k_norm=RmsNorm.take(w, "attn_k_norm", n),
-            norm_after_rope=True,
-        )
 
 
 class MaincoderModel(HunyuanDenseModel):

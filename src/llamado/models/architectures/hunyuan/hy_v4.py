@@ -9,13 +9,12 @@ from llamado.ggml.ops import GluOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.architectures.deepseek.deepseek32 import read_indexed, read_indexer
-from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.attention import OutputGate
+from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.experts import Mixture, add_up
 from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.indexer import ALL, Indexer, IndexerSizes, SparseAttention
@@ -114,12 +113,12 @@ class HyV4Model(Deepseek2Model):
         ]
         self._output_connection = HyperConnection.take(weights.output, "output_hc", n_embd, n, 1, self._streams)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp, s = self.hparams, self._sizes
-        found = super()._take_layer(w, layer)
-        assert isinstance(found.attention, LatentAttention)
+        latent = super()._take_mixer(w, layer)
+        assert isinstance(latent, LatentAttention)
         attention = SparseAttention(
-            found.attention,
+            latent,
             indexer=None,
             owner=0,
             n_chosen=ALL,
@@ -133,7 +132,7 @@ class HyV4Model(Deepseek2Model):
                 taken = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, hp.rope, hp.norm_eps)
                 own = taken._replace(rope_at=self._indexer.dim - hp.rope.n_dims, hadamard=False)
                 attention = attention._replace(indexer=own)
-        return found._replace(attention=attention)
+        return attention
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         found = super()._take_feed_forward(w, layer)

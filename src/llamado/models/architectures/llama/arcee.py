@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from llamado.ggml.ops import RopeMode, UnaryOp
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams
-from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import UngatedFeedForward
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.decoder import Decoder
+from llamado.models.parts.feedforward import SQUARED_RELU
 
 
 class ArceeModel(Decoder):
     """Llama with ungated squared ReLU networks."""
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                rope=hp.rope,
-                factors=self._freq_factors,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.RELU, squared=True),
-        )
+    feed_forward = SQUARED_RELU

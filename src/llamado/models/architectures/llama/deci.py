@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder, NormNames
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.memory.layers import SharedMemory
 from llamado.models.parts.attention import Mixer
+from llamado.models.parts.feedforward import FeedForward
 from llamado.models.weights import RoleWeights
 
 
@@ -23,26 +24,26 @@ class DeciModel(Decoder):
     Described in arXiv 2411.19146.
     """
 
+    recurrent = True
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
+        hp = super()._read_hparams(keys, n_vocab)
         if not hp.n_head_kv[0]:
             raise InvalidModel(f"metadata key '{keys.name('attention.head_count_kv')}' gives the first layer no heads")
         return replace(hp, attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _norm_names(self, w: RoleWeights, layer: int) -> NormNames:
         hp = self.hparams
-        attention: Mixer = MissingBlock()
+        return NormNames("attn_norm" if hp.n_head[layer] else None, "ffn_norm" if hp.n_ff[layer] else None)
+
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        hp = self.hparams
         if hp.n_head_kv[layer]:
-            attention = self._take_attention(w, layer)
-        elif hp.n_head[layer]:
-            attention = LinearMixer(w.linear("attn_output", hp.n_embd, hp.n_embd))
-        network = bool(hp.n_ff[layer])
-        return Layer(
-            attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if hp.n_head[layer] else None,
-            attention=attention,
-            ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd) if network else None,
-            feed_forward=self._take_feed_forward(w, layer) if network else MissingBlock(),
-        )
+            return self._take_attention(w, layer)
+        return LinearMixer(w.linear("attn_output", hp.n_embd, hp.n_embd)) if hp.n_head[layer] else MissingBlock()
+
+    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
+        return super()._take_feed_forward(w, layer) if self.hparams.n_ff[layer] else MissingBlock()
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, if the layer has attention."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from llamado.ggml.graph import add
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import AttentionAndState, KeysValues, LayerMemory
-from llamado.models.parts.attention import Attention, AttentionMatrices
+from llamado.models.parts.attention import Attention, Mixer
 from llamado.models.parts.mamba import Mamba2, StateSpace
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights, Weights
+from llamado.models.parts.norms import Norm, RmsNorm
+from llamado.models.weights import RoleWeights
 
 
 class TwoMixers(NamedTuple):
@@ -38,21 +39,15 @@ class FalconH1Model(Decoder):
         self._sizes = StateSpace.read(keys, grouped=True)
         return super()._read_hparams(keys, n_vocab)
 
-    def _take_weights(self, weights: Weights) -> None:
-        super()._take_weights(weights)
-        self._freq_factors = None  # llama.cpp loads them from a file, but rotates without them
-
     def layer_memory(self, layer: int) -> LayerMemory:
         keys_values = super().layer_memory(layer)
         assert isinstance(keys_values, KeysValues)
         return AttentionAndState(keys_values, self._sizes.layer_memory(self._sizes.n_mixed))
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        attention = Attention(matrices=AttentionMatrices.take(w, hp, layer), scale=hp.attention_scale, rope=hp.rope)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=TwoMixers(attention, Mamba2.take(w, self._sizes, hp.n_embd)),
-            ffn_norm=RmsNorm(w.require("ffn_norm", hp.n_embd)),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        # The name of the feed-forward norm has no `.weight` suffix.
+        return RmsNorm(w.require(name, n)) if name == "ffn_norm" else super()._take_norm(w, name, n)
+
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        attention = replace(self._take_attention(w, layer), factors=None)  # llama.cpp loads them, but does not use them
+        return TwoMixers(attention, Mamba2.take(w, self._sizes, self.hparams.n_embd))

@@ -7,15 +7,15 @@ from typing import NamedTuple
 from llamado.ggml.graph import add, cont, mul, reshape, swiglu_split, view_3d, view_4d
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import PRE_AND_POST_NORMS, Decoder
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import FusedGatedFeedForward
+from llamado.models.parts.attention import Heads, Mixer
+from llamado.models.parts.feedforward import FUSED_SWIGLU
 from llamado.models.parts.mamba import Convolution, StateSpace, scan
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights
 
 
@@ -89,10 +89,13 @@ class Plamo2Model(Decoder):
     """Mamba in every other layer, with pre- and post-norms of both blocks (arXiv 2509.04897)."""
 
     rope_mode = RopeMode.NEOX
+    norms = PRE_AND_POST_NORMS
+    feed_forward = FUSED_SWIGLU
+    recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys)
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
+        return super()._read_hparams(keys, n_vocab)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         return (
@@ -101,24 +104,16 @@ class Plamo2Model(Decoder):
             else self._sizes.layer_memory(self._sizes.n_inner)
         )
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        # The names of post-norms have no `.weight` suffix.
+        return RmsNorm(w.require(name, n)) if name.startswith("post_") else super()._take_norm(w, name, n)
+
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp = self.hparams
-        attention: Attention | PlamoMamba
-        if hp.n_head_kv[layer]:
-            attention = Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                scale=hp.attention_scale,
-                rope=hp.rope,
-                q_norm=RmsNorm(w.require("attn_q_norm.weight", hp.head_dim_k, hp.n_head[layer])),
-                k_norm=RmsNorm(w.require("attn_k_norm.weight", hp.head_dim_k, hp.n_head_kv[layer])),
-            )
-        else:
-            attention = PlamoMamba.take(w, self._sizes, hp.n_embd)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=attention,
-            attn_post_norm=RmsNorm(w.require("post_attention_norm", hp.n_embd)),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
-            ffn_post_norm=RmsNorm(w.require("post_ffw_norm", hp.n_embd)),
+        return self._take_attention(w, layer) if hp.n_head_kv[layer] else PlamoMamba.take(w, self._sizes, hp.n_embd)
+
+    def _take_qk_norms(self, w: RoleWeights, heads: Heads) -> tuple[Norm | None, Norm | None]:
+        return (
+            RmsNorm(w.require("attn_q_norm.weight", heads.dim_k, heads.n)),
+            RmsNorm(w.require("attn_k_norm.weight", heads.dim_k, heads.n_kv)),
         )

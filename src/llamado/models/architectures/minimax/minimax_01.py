@@ -8,14 +8,12 @@ from llamado.ggml.graph import add, scale
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.qwen.qwen35 import recurrent_layers
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts
+from llamado.models.hparams import HyperParameters, RouterKind
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.recurrent.lightning import LightningAttention
 from llamado.models.weights import RoleWeights
 
@@ -27,31 +25,21 @@ class Minimax01Model(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
+    router = RouterKind(normalized=True)
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._recurrent = recurrent_layers(keys, hp.n_layer, 8)
-        experts = replace(read_experts(keys, hp.n_ff[0]), n_ff=hp.n_ff[0], normalized=True)
+        assert hp.experts is not None
+        experts = replace(hp.experts, n_ff=hp.n_ff[0])
         return replace(hp, experts=experts, residual_scale=keys.float_("residual_scale"))
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=self._take_lightning(w, layer) if self._recurrent[layer] else self._take_attention(w, layer),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
-
-    def _take_lightning(self, w: RoleWeights, layer: int) -> LightningAttention:
-        hp = self.hparams
+        if not self._recurrent[layer]:
+            return self._take_attention(w, layer)
         rate = 1.0 - layer / max(hp.n_layer - 1, 1) + 1e-5
         return LightningAttention.take(w, hp.n_embd, hp.head_dim_k, hp.n_head[layer], rate)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        hp = self.hparams
-        assert hp.experts is not None
-        return Mixture.take(w, hp.n_embd, hp.experts)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i, factor = self._layers[layer], layer, self.hparams.residual_scale

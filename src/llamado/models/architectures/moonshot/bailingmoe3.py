@@ -10,8 +10,6 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.hparams import HyperParameters, mrope_text_mode, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Mixer, OutputGate
-from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.latent import GatedLatentAttention, LatentAttention, LatentProjection
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights
@@ -42,11 +40,3 @@ class BailingMoe3Model(KimiLinearModel):
         latent = LatentAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
         gate = OutputGate(w.linear("attn_gate", hp.n_embd, self._sizes.n_head), self._sizes.n_head)
         return GatedLatentAttention(latent, gate)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        hp = self.hparams
-        assert hp.experts is not None
-        if layer < hp.experts.n_dense_layers or not hp.experts.n_ff_shared:
-            return super()._take_feed_forward(w, layer)
-        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff_shared, suffix="_shexp")
-        return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

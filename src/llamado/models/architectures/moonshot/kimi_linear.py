@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.hparams import HyperParameters, inverse_sqrt, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Mixer
-from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.latent import (
     ExpandedAttention,
     GatedLatentAttention,
@@ -19,7 +17,6 @@ from llamado.models.parts.latent import (
     LatentProjection,
     LatentSizes,
 )
-from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights
 
@@ -41,14 +38,8 @@ class KimiLinearModel(Decoder):
         experts = replace(read_experts(keys, hp.n_ff[0], from_file=True), normalized=True)
         return replace(hp, attention_scale=inverse_sqrt(dim_k), experts=experts)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=self._take_latent(w) if hp.n_head_kv[layer] else self._take_delta(w),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        return self._take_latent(w) if self.hparams.n_head_kv[layer] else self._take_delta(w)
 
     def _take_delta(self, w: RoleWeights) -> KimiDelta:
         return KimiDelta.take(w, self.hparams.n_embd, self._state, self._sizes.n_head, self._kernel)
@@ -59,14 +50,6 @@ class KimiLinearModel(Decoder):
         # Files have the fused matrix beside the split ones; llama.cpp uses it if present.
         kind = ExpandedAttention if w.has("attn_kv_b.weight") else LatentAttention
         return kind.take(w, hp.n_embd, compressed, hp.attention_scale)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        hp = self.hparams
-        assert hp.experts is not None
-        if layer < hp.experts.n_dense_layers:
-            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), suffix="_shexp")
-        return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """A latent row, or the state of the delta rule."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.models.decoder import Decoder
-from llamado.models.parts.attention import Attention
-from llamado.models.weights import RoleWeights
+from llamado.models.hparams import HyperParameters
+from llamado.models.keys import Keys
 
 _LAYERS_OF_7B, _LAYERS_OF_13B = 32, 40
 
@@ -17,8 +17,7 @@ class BaichuanModel(Decoder):
     As in llama.cpp, a model with any other number of layers has no positions.
     """
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        attention, n = super()._take_attention(w, layer), self.hparams.n_layer
-        if n == _LAYERS_OF_7B:
-            return attention
-        return replace(attention, rope=None, max_bias=8.0 if n == _LAYERS_OF_13B else 0.0)
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        hp = super()._read_hparams(keys, n_vocab)
+        self.rotates = hp.n_layer == _LAYERS_OF_7B
+        return replace(hp, max_alibi_bias=8.0) if hp.n_layer == _LAYERS_OF_13B else hp

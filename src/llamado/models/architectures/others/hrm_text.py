@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.ggml.graph import add
-from llamado.ggml.ops import RopeMode
+from llamado.ggml.ops import RopeMode, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.decoder import Decoder, take_factors
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, OutputGate
 from llamado.models.parts.norms import Norm, UnitNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -26,6 +25,7 @@ class HrmTextModel(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
+    output_gate = UnaryOp.SIGMOID
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -56,10 +56,6 @@ class HrmTextModel(Decoder):
     def _is_high(self, turn: int) -> bool:
         """Return True if the high stack runs at this turn."""
         return turn % (self._n_low + 1) == self._n_low
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        found = super()._take_attention(w, layer)
-        return replace(found, gate=OutputGate.take(w, self.hparams.n_embd, found.matrices.heads))
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         if layer % self._n_stack == 0:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llamado.ggml.ops import RopeMode, UnaryOp
+from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.others.minicpm import depth_scale
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.errors import InvalidModel
-from llamado.models.hparams import (
-    HyperParameters,
-)
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
+from llamado.models.parts.attention import Mixer
+from llamado.models.parts.feedforward import SQUARED_RELU
 from llamado.models.parts.latent import ExpandedAttention, LatentProjection, LatentSizes
-from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
@@ -50,15 +48,10 @@ class MiniCpm3Model(Decoder):
             )
         return hp
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         hp = self.hparams
         compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=ExpandedAttention.take(w, hp.n_embd, compressed, hp.attention_scale),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+        return ExpandedAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
 
     def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values of all heads."""
@@ -71,10 +64,8 @@ class PlmModel(MiniCpm3Model):
     """MiniCPM3's attention with ungated squared ReLU networks (arXiv 2503.12167)."""
 
     rope_mode = RopeMode.NORMAL
+    feed_forward = SQUARED_RELU
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._q_rank = 0
         return self._read_latent(keys, n_vocab)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llamado.ggml.graph import mul, rms_norm
+from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import PRE_AND_POST_NORMS, Decoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_swa_layers, swa_rope
+from llamado.models.hparams import HyperParameters, Rope, swa_rope, with_window
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, Heads, OutputGate
-from llamado.models.parts.norms import RmsNorm, UnitNorm
+from llamado.models.parts.attention import QkNorm
+from llamado.models.parts.norms import Norm, UnitNorm
 from llamado.models.weights import RoleWeights
 
 
@@ -22,38 +23,24 @@ class MuseGlimmerModel(Decoder):
     Every fourth layer has full attention without positions; the others have a sliding window and rotary positions.
     """
 
+    norms = PRE_AND_POST_NORMS
+    qk_norm = QkNorm.HEADS
+    output_gate = UnaryOp.SIGMOID
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         return replace(
-            hp,
-            n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=read_swa_layers(keys, hp.n_layer, 4),
-            rope_swa=swa_rope(keys, hp.rope),
+            with_window(keys, hp, 4, rope=swa_rope(keys, hp.rope)),
             logit_scale=keys.float_("logit_scale") or 1.0,
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
         )
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        n_embd = self.hparams.n_embd
-        return (
-            super()
-            ._take_layer(w, layer)
-            ._replace(
-                attn_post_norm=_PostNorm(w.require("post_attention_norm.weight", n_embd)),
-                ffn_post_norm=_PostNorm(w.require("post_ffw_norm.weight", n_embd)),
-            )
-        )
+    def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
+        norm = super()._take_norm(w, name, n)
+        return _PostNorm(w.require(f"{name}.weight", n)) if name.startswith("post_") else norm
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        hp, attention = self.hparams, super()._take_attention(w, layer)
-        return replace(
-            attention,
-            rope=attention.rope if hp.is_swa(layer) else None,
-            factors=None,
-            q_norm=RmsNorm.take(w, "attn_q_norm", hp.head_dim_k),
-            k_norm=RmsNorm.take(w, "attn_k_norm", hp.head_dim_k),
-            gate=OutputGate.take(w, hp.n_embd, Heads.of(hp, layer)),
-        )
+    def _layer_rope(self, layer: int) -> Rope | None:
+        return self.hparams.rope_swa if self.hparams.is_swa(layer) else None
 
     def _embed(self, step: Pass) -> Tensor:
         return UnitNorm()(step, super()._embed(step), "inp_norm")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.models.decoder import Decoder
-from llamado.models.parts.attention import Attention
-from llamado.models.weights import RoleWeights
+from llamado.models.hparams import HyperParameters
+from llamado.models.keys import Keys
 
 
 class RefactModel(Decoder):
     """Llama with ALiBi (arXiv 2108.12409) in place of rotary positions."""
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        return replace(super()._take_attention(w, layer), rope=None, max_bias=8.0)
+    rotates = False
+
+    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
+        return replace(super()._read_hparams(keys, n_vocab), max_alibi_bias=8.0)

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams
-from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFeedForward
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights
+from llamado.models.decoder import POST_ATTENTION_NORM_BEFORE_FFN, Decoder
 
 
 class SeedOssModel(Decoder):
     """Llama with biases of queries, keys and values; `post_attention_norm` is the feed-forward norm."""
 
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp = self.hparams
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=Attention(
-                matrices=AttentionMatrices.take(w, hp, layer),
-                rope=hp.rope,
-                scale=hp.attention_scale,
-            ),
-            ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
-        )
+    rope_mode = RopeMode.NEOX
+    norms = POST_ATTENTION_NORM_BEFORE_FFN

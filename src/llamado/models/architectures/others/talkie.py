@@ -11,7 +11,7 @@ from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.parts.attention import Attention
+from llamado.models.parts.attention import Heads, QkNorm
 from llamado.models.parts.norms import Norm, RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -23,6 +23,7 @@ class TalkieModel(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
+    qk_norm = QkNorm.HEADS_AFTER_ROPE
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return replace(super()._read_hparams(keys, n_vocab), logit_scale=keys.float_("logit_scale") or 1.0)
@@ -35,9 +36,8 @@ class TalkieModel(Decoder):
         layers = (weights.layer(i) for i in range(self.hparams.n_layer))
         self._skips = [w.require("layer_output_scale.weight", 1) for w in layers]
 
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        q_norm = RmsNorm(w.require("attn_q_norm.weight", 1, self.hparams.n_head[layer]))
-        return replace(super()._take_attention(w, layer), q_norm=q_norm, k_norm=UnitNorm(), norm_after_rope=True)
+    def _take_qk_norms(self, w: RoleWeights, heads: Heads) -> tuple[Norm | None, Norm | None]:
+        return RmsNorm(w.require("attn_q_norm.weight", 1, heads.n)), UnitNorm()
 
     def _embed(self, step: Pass) -> Tensor:
         return UnitNorm()(step, super()._embed(step), "inp_norm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from llamado.gguf.types import TensorType
 from llamado.models.architectures.qwen.qwen3 import Qwen3Model
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts
+from llamado.models.hparams import HyperParameters, RouterKind
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import ExpertLinear, Mixture
 from llamado.models.parts.feedforward import FeedForward
@@ -55,11 +54,12 @@ class GroveMixture(NamedTuple):
 class GroveMoeModel(Qwen3Model):
     """Qwen3 with a mixture of experts in each layer, and adjugate experts shared by groups."""
 
+    router = RouterKind(normalized=True, split_width=True)
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        used = keys.int_("expert_used_count")
-        experts = read_experts(keys, hp.n_ff[0] // max(used, 1), normalized=True)
-        n = keys.int_("experts_per_group")
+        experts, n = hp.experts, keys.int_("experts_per_group")
+        assert experts is not None
         if experts.n // n < experts.n_used:
             raise InvalidModel(
                 f"metadata key '{keys.name('experts_per_group')}' is {n} for {experts.n} experts; at least as many "
@@ -67,7 +67,7 @@ class GroveMoeModel(Qwen3Model):
             )
         n_ff = keys.int_("expert_chunk_feed_forward_length", 0) or hp.head_dim_k
         self._groves = Groves(n, n_ff, keys.float_("expert_group_scale"))
-        return replace(hp, experts=experts)
+        return hp
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, hp, groves = self.hparams.n_embd, self.hparams.experts, self._groves

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
-from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, mrope_text_mode, read_hparams
+from llamado.models.decoder import POST_ATTENTION_NORM_BEFORE_FFN, Decoder
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.gated_attention import GatedAttention
-from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.recurrent.delta_net import DeltaNet, DeltaSizes, SeparateGates
 from llamado.models.weights import RoleWeights
 
@@ -16,21 +16,18 @@ from llamado.models.weights import RoleWeights
 class Qwen35Model(Decoder):
     """Gated delta rule in three of four layers; gated attention with partially rotated heads in the fourth."""
 
+    rope_mode = RopeMode.NEOX
+    mrope = True
+    norms = POST_ATTENTION_NORM_BEFORE_FFN
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, RopeMode.NEOX))
+        hp = super()._read_hparams(keys, n_vocab)
         self._sizes = DeltaSizes.read(keys)
         self._recurrent = recurrent_layers(keys, hp.n_layer)
         return hp
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        n_embd = self.hparams.n_embd
-        recurrent = self._recurrent[layer]
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", n_embd),
-            attention=self._take_delta_net(w) if recurrent else GatedAttention.take(w, self.hparams, layer),
-            ffn_norm=RmsNorm.take(w, "post_attention_norm", n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        return self._take_delta_net(w) if self._recurrent[layer] else GatedAttention.take(w, self.hparams, layer)
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
         n_embd, sizes = self.hparams.n_embd, self._sizes

@@ -8,13 +8,14 @@ from llamado.ggml.graph import reshape
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
-from llamado.models.decoder import Layer
+from llamado.models.decoder import NormNames
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, interleaved_mrope
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
 from llamado.models.memory.pool import ALIGN
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.gated_attention import GatedAttention
 from llamado.models.parts.indexer import IndexerSizes
 from llamado.models.parts.ngrams import Hashes, NgramLayer
@@ -33,6 +34,8 @@ class Qwen4ExpModel(Qwen35MoeModel):
 
     The streams' gates replace the norms. One layer has the n-gram embeddings.
     """
+
+    norms = NormNames(None, None)
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -98,16 +101,14 @@ class Qwen4ExpModel(Qwen35MoeModel):
             table, w = weights.input.require(name, self._ngram_width, n_rows), weights.layer(self._ngram_layer)
             self._ngrams = NgramLayer.take(w, table, self._hashes, n_embd, self._n, self._ngram_kernel, _STATES)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        hp, size = self.hparams, self._pools[layer]
-        if self._recurrent[layer]:
-            return Layer(attention=self._take_delta_net(w), feed_forward=self._take_feed_forward(w, layer))
-        attention = GatedAttention.take(w, hp, layer)
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        hp, size, found = self.hparams, self._pools[layer], super()._take_mixer(w, layer)
+        if not isinstance(found, GatedAttention):
+            return found
         if size:
-            attention = attention._replace(selector=RunSelector.take(w, hp.n_embd, self._indexer, size, hp.rope))
-        else:
-            w.ignore(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
-        return Layer(attention=attention, feed_forward=self._take_feed_forward(w, layer))
+            return found._replace(selector=RunSelector.take(w, hp.n_embd, self._indexer, size, hp.rope))
+        w.ignore(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
+        return found
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
         return super()._take_delta_net(w)._replace(gate=UnaryOp.SIGMOID)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
-from llamado.models.decoder import Decoder, Layer
+from llamado.models.decoder import Decoder
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_hparams
+from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory, RecurrentState
-from llamado.models.parts.norms import RmsNorm
+from llamado.models.parts.attention import Mixer
 from llamado.models.parts.recurrent.rwkv import TimeMix, TimeMix7
 from llamado.models.weights import RoleWeights
 
 
-class _Mixer(NamedTuple):
+class _TimeMixer(NamedTuple):
     """RWKV time mixing as a layer's token mixer."""
 
     time_mix: TimeMix
@@ -29,17 +28,14 @@ class _Mixer(NamedTuple):
 class Arwkv7Model(Decoder):
     """Qwen2 with RWKV-7 time mixing in place of attention (arXiv 2501.15570)."""
 
+    recurrent = True
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
+        return super()._read_hparams(keys, n_vocab)
 
-    def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        return Layer(
-            attn_norm=RmsNorm.take(w, "attn_norm", self.hparams.n_embd),
-            attention=_Mixer(self._take_time_mix(w, layer)),
-            ffn_norm=RmsNorm.take(w, "ffn_norm", self.hparams.n_embd),
-            feed_forward=self._take_feed_forward(w, layer),
-        )
+    def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
+        return _TimeMixer(self._take_time_mix(w, layer))
 
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)

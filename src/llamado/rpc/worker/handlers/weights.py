@@ -11,8 +11,8 @@ from llamado.rpc.worker.decode import tensor_bytes
 from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.handler import Handlers, handles
 from llamado.rpc.worker.memory import Region
-from llamado.rpc.worker.own_files import PlacedWeight
-from llamado.rpc.worker.tensor_cache import HashedBytes
+from llamado.rpc.worker.weights.own_files import PlacedWeight
+from llamado.rpc.worker.weights.tensor_cache import HashedBytes
 
 log = logging.getLogger("llamado.rpc.worker.server")
 

@@ -1,85 +1,45 @@
-"""What `/cluster` and its kin tell. Bytes, seconds, bytes per second; null: not known."""
+"""JSON of `/cluster` and its subpaths. Bytes, seconds, bytes per second; null: unknown."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from llamado.engine.topology.layout import LayoutPrediction
-from llamado.engine.topology.view import ClusterView, DeviceView
+import orjson
+
+from llamado.engine.forward.events import ClusterEvent
+from llamado.engine.topology.view import DeviceView, ModelTokenTime
+from llamado.server.model import ServedModel
+
+_DECIMALS = 6  # of every number: microseconds
 
 
-def cluster_json(model: str, view: ClusterView | None) -> dict[str, Any]:
-    """`/cluster`."""
-    if view is None:
-        nothing = dict.fromkeys(("tokens_per_second", "token_seconds", "predicted_seconds"))
-        return {"model": model, "devices": [], **nothing, "events": []}
-    return {
-        "model": model,
-        "devices": [_device_json(device) for device in view.devices],
-        "tokens_per_second": round(view.tokens_per_second, 3),
-        "token_seconds": {
-            "total": round(view.seconds, 6),
-            "compute": round(view.computing, 6),
-            "link": round(view.link, 6),
-            "waiting": round(view.waiting, 6),
-        },
-        "predicted_seconds": _rounded(view.predicted),
-        "events": [
-            {"at": round(event.at, 3), "kind": event.kind, "device": event.device, "what": event.what}
-            for event in view.events
-        ],
-    }
+@dataclass(frozen=True)
+class ClusterBody:
+    """Body of `GET /cluster`: the `ClusterView` of a model; without devices if the model is not split."""
+
+    model: str
+    devices: tuple[DeviceView, ...] = ()
+    tokens_per_second: float | None = None
+    token_seconds: ModelTokenTime | None = None
+    predicted_seconds: float | None = None
+    events: tuple[ClusterEvent, ...] = ()
 
 
-def _device_json(device: DeviceView) -> dict[str, Any]:
-    return {
-        "device": device.name,
-        "endpoint": device.endpoint or None,
-        "state": device.state,
-        "why": device.why or None,
-        "layers": list(device.layers),
-        "head": device.head,
-        "holds": device.holds or None,
-        "memory": {
-            "weights": device.weights,
-            "own_disk": device.own_weights,
-            "kv": device.kv,
-            "compute": device.compute,
-            "free": device.memory_free,
-            "total": device.memory_total,
-        },
-        "speed": {"decode": device.decode, "prefill": device.prefill},
-        "passes_to": list(device.passes_to),
-        "link": {"round_trip": device.round_trip, "bandwidth": device.bandwidth, "pulse": device.pulse},
-        "token_seconds": {
-            "compute": round(device.computing, 6),
-            "link": round(device.link, 6),
-            "waiting": round(device.waiting, 6),
-        },
-        "predicted": {"seconds": _rounded(device.predicted), "bytes": device.link_bytes, "runs": device.runs},
-    }
+def cluster_body(served: ServedModel) -> ClusterBody:
+    """Return the present view of a model's devices."""
+    view = None if served.cluster is None else served.cluster.view()
+    return ClusterBody(served.info.name, **({} if view is None else vars(view)))
 
 
-def predicted_json(predicted: LayoutPrediction) -> dict[str, Any]:
-    """`/cluster/predict`."""
-    return {
-        "seconds": _rounded(predicted.seconds),
-        "devices": [
-            {
-                "device": part.device,
-                "memory": {
-                    "weights": part.weights,
-                    "kv": part.kv,
-                    "compute": part.compute,
-                    "free": part.free,
-                    "missing": part.missing,
-                },
-                "seconds": {"compute": _rounded(part.computing), "link": round(part.link, 6)},
-            }
-            for part in predicted.parts
-        ],
-    }
+def json_values(record: Any) -> Any:
+    """Return a dataclass as JSON values, with rounded numbers."""
+    return _rounded(orjson.loads(orjson.dumps(record)))
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, _DECIMALS) if isinstance(value, float) else value

@@ -1,1 +1,1 @@
-"""Ollama's API (https://github.com/ollama/ollama/blob/main/docs/api.md), without what makes or publishes models."""
+"""Ollama's API (https://github.com/ollama/ollama/blob/main/docs/api.md) without creating and publishing of models."""

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API as those of the chat and completion APIs."""
+"""Conversion of Ollama's bodies to bodies of the chat and completion APIs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.json_values import flag, table, text, written
+from llamado.server.generate.json_values import flag, json_text, mapping, text
 
 MOST_LOGPROBS = 20
 _MOST_SECONDS = 1e9
 _LONGEST_DURATION = 64  # characters
 
-# What options are called in Ollama's messages.
+# Names of types in Ollama's error messages.
 _TYPES = {"integer": "integer", "number": "float32", "boolean": "boolean", "texts": "array"}
-# Go, which Ollama is written in, reads both the micro sign and the Greek letter.
+# Go, Ollama's language, accepts both the micro sign and the Greek letter.
 _UNIT = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
 
 
 def model_name(body: Mapping[str, Any]) -> str:
-    """The model a body names. Raises ApiError where it names none."""
+    """Return the model of a body. Raises ApiError if it has none."""
     name = text(body, "model") or text(body, "name")
     if not name:
         raise invalid("model is required")
@@ -30,42 +30,39 @@ def model_name(body: Mapping[str, Any]) -> str:
 
 
 def streams(body: Mapping[str, Any]) -> bool:
-    """Whether an answer is to come in parts, as it does unless a body says otherwise."""
+    """Return True if the body asks for a stream, which is Ollama's default."""
     return flag(body, "stream", True)
 
 
 def keep_alive(body: Mapping[str, Any]) -> float | None:
-    """Seconds for which a model is to stay after its last request; negative: for ever; None: the body does not say.
+    """Return the idle seconds until a model is unloaded; negative: never; None: not in the body.
 
-    Numbers are seconds, texts durations such as `5m` or `1h30m`. Raises ApiError.
+    Numbers are seconds, texts are durations such as `5m` or `1h30m`. Raises ApiError.
     """
     given = body.get("keep_alive")
     if given is None:
         return None
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return _bounded(float(given))
-    said = given.strip()[:_LONGEST_DURATION] if isinstance(given, str) else ""
-    if re.fullmatch(r"[+-]?\d+(\.\d+)?", said):
-        return _bounded(float(said))
-    number = said.lstrip("+-")
+    text = given.strip()[:_LONGEST_DURATION] if isinstance(given, str) else ""
+    if re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+        return _bounded(float(text))
+    number = text.lstrip("+-")
     parts = _DURATION.findall(number)
     if not parts or "".join(amount + unit for amount, unit in parts) != number:
         raise invalid(f"keep_alive: invalid duration {given!r}"[:200])
     seconds = sum(float(amount) * _UNIT[unit] for amount, unit in parts)
-    return _bounded(-seconds if said.startswith("-") else seconds)
+    return _bounded(-seconds if text.startswith("-") else seconds)
 
 
 def _bounded(seconds: float) -> float:
-    """More than a clock can be set to is for ever."""
+    """Return -1 (never) for times beyond the range of dates."""
     return seconds if seconds <= _MOST_SECONDS else -1.0
 
 
 def read_options(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
-    """What a body's `options` say, by the names of the completion API; those that are no parameters are ignored.
-
-    Raises ApiError.
-    """
-    options = table(body, "options")
+    """Return a body's `options` by the names of the completion API, without unknown ones. Raises ApiError."""
+    options = mapping(body, "options")
     given: dict[str, Any] = {}
     for row in PARAMETERS:
         value = options.get(row.ollama) if row.ollama else None
@@ -91,7 +88,7 @@ def _check(row: Parameter, value: Any) -> None:
 
 
 def response_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the answer must be by a body's `format`; None: anything. Raises ApiError."""
+    """Return the JSON schema of the answer from `format`, or None without one. Raises ApiError."""
     given = body.get("format")
     if given in (None, ""):
         return None
@@ -99,26 +96,28 @@ def response_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return {"type": "object"}
     if isinstance(given, dict):
         return given
-    raise invalid(f'invalid format: {written(given)}; expected "json" or a valid JSON Schema object'[:300])
+    raise invalid(f'invalid format: {json_text(given)}; expected "json" or a valid JSON Schema object'[:300])
 
 
 def thinking(body: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """Fields of the chat API that say what `think` does: true, false, or how much. Raises ApiError."""
-    wish = body.get("think")
-    if wish is None:
+    """Return the fields of the chat API for `think`: true, false, or an effort. Raises ApiError."""
+    think = body.get("think")
+    if think is None:
         return {}
-    if not isinstance(wish, (bool, str)) or (isinstance(wish, str) and wish not in ("low", "medium", "high", "max")):
-        raise invalid(f'invalid think value: {written(wish)} (must be "high", "medium", "low", true, or false)'[:300])
-    if wish is False:
+    if not isinstance(think, (bool, str)) or (isinstance(think, str) and think not in ("low", "medium", "high", "max")):
+        raise invalid(
+            f'invalid think value: {json_text(think)} (must be "high", "medium", "low", true, or false)'[:300]
+        )
+    if think is False:
         return {"reasoning_effort": "none"}
     if not thinks:
         raise invalid(f'"{model_name(body)}" does not support thinking')
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
-    return fields | ({"reasoning_effort": wish} if isinstance(wish, str) else {})
+    return fields | ({"reasoning_effort": think} if isinstance(think, str) else {})
 
 
 def logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that ask for probabilities. Raises ApiError."""
+    """Return the fields of the completion API for `logprobs`. Raises ApiError."""
     most = body.get("top_logprobs")
     most = most if isinstance(most, int) and not isinstance(most, bool) else 0
     if not 0 <= most <= MOST_LOGPROBS:
@@ -127,18 +126,18 @@ def logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_images(holder: Mapping[str, Any], model: str) -> None:
-    """Raise ApiError for images: no model here sees."""
+    """Raise ApiError for images, which no model supports."""
     if holder.get("images"):
         raise ApiError("invalid_request_error", f'"{model}" does not support images: this server has no vision yet')
 
 
 def chat_body(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str, Any]:
-    """A body of `/api/chat` as one of the chat API. Raises ApiError."""
+    """Convert a body of `/api/chat` to one of the chat API. Raises ApiError."""
     model = model_name(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise invalid("'messages' must be an array of objects")
-    chat = _asked(body, n_ctx) | thinking(body, thinks)
+    chat = _common_fields(body, n_ctx) | thinking(body, thinks)
     chat["messages"] = list(_messages(messages, model))
     tools = body.get("tools")
     if tools:
@@ -152,7 +151,7 @@ def chat_body(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str,
 
 
 def generate_chat(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str, Any]:
-    """A body of `/api/generate` that the model's template is for, as one of the chat API. Raises ApiError."""
+    """Convert a body of `/api/generate` that uses the model's template to one of the chat API. Raises ApiError."""
     system = text(body, "system")
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text(body, "prompt")})
@@ -160,18 +159,18 @@ def generate_chat(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[
 
 
 def completion_body(body: Mapping[str, Any], *, n_ctx: int) -> dict[str, Any]:
-    """The fields of a body of `/api/generate`, but for the prompt, as those of the completion API. Raises ApiError."""
+    """Convert a body of `/api/generate`, except its prompt, to fields of the completion API. Raises ApiError."""
     schema = response_schema(body)
-    return _asked(body, n_ctx) | ({} if schema is None else {"json_schema": schema})
+    return _common_fields(body, n_ctx) | ({} if schema is None else {"json_schema": schema})
 
 
-def _asked(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
+def _common_fields(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
     return {**read_options(body, n_ctx), **logprobs(body), "stream": streams(body)}
 
 
 def _messages(given: list[Any], model: str) -> Iterator[dict[str, Any]]:
-    """Messages with calls as the chat API has them: named by ids, which results refer to."""
-    waiting: list[tuple[str, str]] = []  # id and name of calls whose results are still to come
+    """Convert messages to those of the chat API, where results refer to calls by id. Raises ApiError."""
+    waiting: list[tuple[str, str]] = []  # id and name of calls without a result yet
     n_calls = 0
     for one in given:
         if not isinstance(one, dict):
@@ -193,18 +192,18 @@ def _messages(given: list[Any], model: str) -> Iterator[dict[str, Any]]:
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    function = table(call, "function")
+    function = mapping(call, "function")
     name, arguments = text(function, "name"), function.get("arguments")
     if not name:
         raise invalid("a tool call needs the name of its function")
-    said = arguments if isinstance(arguments, str) else written(arguments or {})
-    # Nine letters and digits: some families' templates take nothing else.
+    arguments = arguments if isinstance(arguments, str) else json_text(arguments or {})
+    # Nine letters and digits: some templates accept no other ids.
     id = text(call, "id") or f"call{number:05d}"
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": said}}
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _result(message: Mapping[str, Any], waiting: list[tuple[str, str]]) -> dict[str, Any]:
-    """Which call a tool's message answers: by id, by the tool's name, or in the order of the calls."""
+    """Return id and name of the call that a tool's message answers: by id, by the tool's name, or in order."""
     name, id = text(message, "tool_name") or text(message, "name"), text(message, "tool_call_id")
     if not id:
         found = next((call for call in waiting if call[1] == name), waiting[0] if waiting and not name else None)

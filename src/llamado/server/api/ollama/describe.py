@@ -1,4 +1,4 @@
-"""What Ollama's API tells of models: names, details, and all that `/api/show` says."""
+"""Models in Ollama's API: names, details, and the body of `/api/show`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
-from llamado.server.model_facts import FOREVER, ModelFacts, read_whole_header, timestamp
+from llamado.server.model_facts import FOREVER, ModelFacts, read_header, timestamp
 
 TAG = "latest"
-# Clients ask which features they may use; these are the ones of that version.
+# The Ollama version with the same features; clients use it to choose features.
 API_VERSION = "0.12.11"
-_COLUMN = 30  # where the values of `parameters` begin
+_COLUMN = 30  # column of the values in `parameters`
 
 
 def tagged(name: str) -> str:
-    """A model's name with its tag, which is `latest` where it has none."""
+    """Return a model's name with its tag, `latest` by default."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:{TAG}"
 
 
 def untagged(name: str) -> str:
-    """A name without the tag that says nothing."""
+    """Return a name without the default tag."""
     return name.removesuffix(f":{TAG}")
 
 
 def details(facts: ModelFacts | None) -> dict[str, Any]:
-    """`details` of a model; empty where nothing is known of it."""
+    """Return `details` of a model; empty without facts."""
     family = "" if facts is None else facts.architecture
     return {
         "parent_model": "",
@@ -40,7 +40,7 @@ def details(facts: ModelFacts | None) -> dict[str, Any]:
 
 
 def listed(name: str, facts: ModelFacts | None) -> dict[str, Any]:
-    """A model as an entry of `/api/tags`."""
+    """Return a model as an entry of `/api/tags`."""
     return {
         "name": tagged(name),
         "model": tagged(name),
@@ -52,7 +52,7 @@ def listed(name: str, facts: ModelFacts | None) -> dict[str, Any]:
 
 
 def running(name: str, facts: ModelFacts | None, *, n_ctx: int, seconds: float | None) -> dict[str, Any]:
-    """A model as an entry of `/api/ps`, which stays for so many seconds; None: for ever."""
+    """Return a model as an entry of `/api/ps`. `seconds`: time until it is unloaded, None: never."""
     entry = listed(name, facts)
     del entry["modified_at"]
     left = FOREVER.total_seconds() if seconds is None else seconds
@@ -62,8 +62,8 @@ def running(name: str, facts: ModelFacts | None, *, n_ctx: int, seconds: float |
 def shown(
     name: str, facts: ModelFacts, *, template: str, parameters: str, capabilities: Sequence[str], everything: bool
 ) -> dict[str, Any]:
-    """A model as `/api/show` tells it; `everything`: long arrays and the tensors, too."""
-    whole = read_whole_header(facts.path) if everything else None
+    """Return the body of `/api/show`; `everything`: with long arrays and the tensors."""
+    header = read_header(facts.path) if everything else None
     file = [f"# {name}, as llamado serves it", f"FROM {facts.path}"]
     if template:
         file.append(f'TEMPLATE """{template}"""')
@@ -73,19 +73,19 @@ def shown(
         "parameters": parameters,
         "template": template,
         "details": details(facts),
-        "model_info": facts.info if whole is None else whole.info,
+        "model_info": facts.info if header is None else header.info,
         "capabilities": list(capabilities),
         "modified_at": timestamp(facts.modified),
     }
     if facts.license:
         answer["license"] = facts.license
-    if whole is not None:
-        answer["tensors"] = whole.tensors
+    if header is not None:
+        answer["tensors"] = header.tensors
     return answer
 
 
 def parameter_lines(defaults: Defaults) -> str:
-    """What a request gets that does not say, where the server was told so, under Ollama's names."""
+    """Return the server's defaults that differ from the parameters' own, under Ollama's names, one per line."""
     lines = []
     for row in PARAMETERS:
         if row.ollama and hasattr(_holder(defaults, row.of), row.name):

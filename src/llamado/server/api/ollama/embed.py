@@ -1,4 +1,4 @@
-"""`/api/embed` and `/api/embeddings`: vectors of texts."""
+"""`/api/embed` and `/api/embeddings`: embeddings of texts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.pooling import normalize
 from llamado.http.answer import json_response
 from llamado.models.hparams import Pooling
-from llamado.server.api.embeddings import Submitted, Vectors, submit
+from llamado.server.api.embeddings import EmbeddingsResponse, PendingEmbeddings, submit
 from llamado.server.api.ollama.bodies import model_name
-from llamado.server.api.ollama.formats import Waited
+from llamado.server.api.ollama.formats import RequestTimes
 from llamado.server.errors import invalid, not_supported
-from llamado.server.generate.json_values import flag, text, whole
+from llamado.server.generate.json_values import flag, integer, text
 from llamado.server.generate.prompts import encode
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.model import Served, ServedEmbeddings, ServedTokenizer
+from llamado.server.model import ServedEmbeddings, ServedModel, ServedTokenizer
 
 
-async def embed_response(body: Mapping[str, Any], served: Served, times: Waited) -> Response:
-    """`/api/embed`: vectors of length 1, of one text or several. Raises LlamadoError."""
+async def embed_response(body: Mapping[str, Any], served: ServedModel, times: RequestTimes) -> Response:
+    """Answer `/api/embed` with normalized embeddings of one text or several. Raises LlamadoError."""
     model = model_name(body)
     embeddings = _embeddings(served)
     given = body.get("input")
@@ -32,7 +32,7 @@ async def embed_response(body: Mapping[str, Any], served: Served, times: Waited)
         raise invalid("invalid input type")
     if not texts:
         return json_response(orjson.dumps({"model": model, "embeddings": []}))
-    n_dimensions = whole(body, "dimensions", 0)
+    n_dimensions = integer(body, "dimensions", 0)
 
     def make(found: list[Embedding]) -> dict[str, Any]:
         vectors = [embedding.vectors[0] for embedding in found]
@@ -46,33 +46,34 @@ async def embed_response(body: Mapping[str, Any], served: Served, times: Waited)
             "prompt_eval_count": sum(embedding.n_tokens for embedding in found),
         }
 
-    return Vectors(await _submitted(texts, embeddings, served, truncate=flag(body, "truncate", True)), make)
+    pending = await _submit(texts, embeddings, served, truncate=flag(body, "truncate", True))
+    return EmbeddingsResponse(pending, make)
 
 
-async def embedding_response(body: Mapping[str, Any], served: Served) -> Response:
-    """`/api/embeddings`: the vector of one text, as the model makes it. Raises LlamadoError."""
+async def embedding_response(body: Mapping[str, Any], served: ServedModel) -> Response:
+    """Answer `/api/embeddings` with the embedding of one text, not normalized. Raises LlamadoError."""
     model_name(body)
     embeddings = _embeddings(served)
     prompt = text(body, "prompt")
     if not prompt:
         return json_response(b'{"embedding":[]}')
-    submitted = await _submitted([prompt], embeddings, served, truncate=True)
-    return Vectors(submitted, lambda found: {"embedding": found[0].vectors[0]})
+    pending = await _submit([prompt], embeddings, served, truncate=True)
+    return EmbeddingsResponse(pending, lambda found: {"embedding": found[0].vectors[0]})
 
 
-def _embeddings(served: Served) -> ServedEmbeddings:
+def _embeddings(served: ServedModel) -> ServedEmbeddings:
     embeddings = served.embeddings
     if embeddings is None:
         raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
     if embeddings.pooling in (Pooling.NONE, Pooling.RANK):
-        raise invalid("this server's model gives no vector for a text as a whole: see --pooling")
+        raise invalid("this server's model has no embedding of a whole text: see --pooling")
     return embeddings
 
 
-async def _submitted(
-    texts: Sequence[str], embeddings: ServedEmbeddings, served: Served, *, truncate: bool
-) -> Submitted:
-    def work() -> Submitted:
+async def _submit(
+    texts: Sequence[str], embeddings: ServedEmbeddings, served: ServedModel, *, truncate: bool
+) -> PendingEmbeddings:
+    def work() -> PendingEmbeddings:
         tokens = [_tokens(one, served.tokenizer, embeddings.max_tokens, truncate) for one in texts]
         return submit(embeddings, tokens)
 
@@ -80,7 +81,7 @@ async def _submitted(
 
 
 def _tokens(given: str, tokenizer: ServedTokenizer, most: int, truncate: bool) -> list[int]:
-    """A text's tokens; of too long a one the first ones, and the one that marks the end. Raises ApiError."""
+    """Return the tokens of a text. `truncate`: cut it to `most` tokens, and keep its end token. Raises ApiError."""
     tokens = encode(given, tokenizer, add_special=True, parse_special=True)
     if len(tokens) <= most:
         return tokens

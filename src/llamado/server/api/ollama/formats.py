@@ -1,4 +1,4 @@
-"""Answers of Ollama's API: one JSON object, or one on each line of a stream."""
+"""Answers of Ollama's API: one JSON object, or a stream with one on each line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LOWEST = -3.4028234663852886e38  # JSON has no -inf
 
 
 def line(value: Any) -> bytes:
-    """One object of a stream."""
+    """Return a value as one line of a stream."""
     return orjson.dumps(value) + b"\n"
 
 
 def now() -> str:
-    """The time as `created_at` has it."""
+    """Return the current time in the form of `created_at`."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -37,24 +37,24 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-class Waited(NamedTuple):
-    """When a request came, and when its model was there, by `time.perf_counter`."""
+class RequestTimes(NamedTuple):
+    """Arrival of a request, and the moment its model was loaded, by `time.perf_counter`."""
 
     began: float
     ready: float
 
     @classmethod
-    def of_now(cls) -> Waited:
-        """Of the request that is answered, whose model is there."""
+    def of_now(cls) -> RequestTimes:
+        """Return the times of the current request, whose model is loaded now."""
         ready, record = time.perf_counter(), current.get()
         return cls(ready if record is None else record.began, ready)
 
     def total(self) -> int:
-        """Nanoseconds until now."""
+        """Return the nanoseconds from arrival until now."""
         return nanoseconds(time.perf_counter() - self.began)
 
     def load(self) -> int:
-        """Nanoseconds that the model was waited for."""
+        """Return the nanoseconds that the request waited for the model."""
         return nanoseconds(self.ready - self.began)
 
 
@@ -63,7 +63,7 @@ def _prob(p: TokenProb) -> dict[str, Any]:
 
 
 def _logprobs(probs: Sequence[TokenProbs], most: int) -> dict[str, Any]:
-    """The field with the probabilities of tokens, and of the `most` likeliest ones at each place."""
+    """Return the field with the log-probabilities of tokens, and of the `most` likely ones at each position."""
     if not probs:
         return {}
     shown = [_prob(p.token) | ({"top_logprobs": [_prob(t) for t in p.top[:most]]} if most else {}) for p in probs]
@@ -71,7 +71,7 @@ def _logprobs(probs: Sequence[TokenProbs], most: int) -> dict[str, Any]:
 
 
 def _arguments(call: PartialCall) -> dict[str, Any]:
-    """The arguments of a call as an object; empty where they are none."""
+    """Return the arguments of a call as an object; {} if they are no object."""
     try:
         given = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
@@ -80,40 +80,38 @@ def _arguments(call: PartialCall) -> dict[str, Any]:
 
 
 class OllamaFormat:
-    """What the answers of `/api/chat` and `/api/generate` share.
-
-    `shows_context`: whether the end tells the tokens of prompt and answer.
-    """
+    """Base of the formats of `/api/chat` and `/api/generate`."""
 
     media_type = LINES
 
     def __init__(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         model: str,
         *,
-        times: Waited,
+        times: RequestTimes,
         top_logprobs: int = 0,
         shows_context: bool = False,
     ) -> None:
-        self._asked = asked
+        """`shows_context`: the end of the answer has the tokens of prompt and answer."""
+        self._request = request
         self._shows_context = shows_context
         self._model = model
         self._times = times
         self._most = top_logprobs
-        # What the client gave of the answer it knows already.
-        self._reader = None if asked.prepared is None else AnswerReader(asked.prepared.parser())
-        self._told_calls = 0
+        # The reader gets no prefill, so answers do not repeat it.
+        self._reader = None if request.prepared is None else AnswerReader(request.prepared.parser())
+        self._n_sent_calls = 0
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": now()}
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
-        """The fields that hold a part of the answer, or all of it."""
+    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+        """Return the fields with a part of the answer, or with all of it."""
         raise NotImplementedError
 
     def _end(self, result: Result) -> dict[str, Any]:
-        return {"context": [*self._asked.prompt(0), *result.tokens]} if self._shows_context else {}
+        return {"context": [*self._request.prompt(0), *result.tokens]} if self._shows_context else {}
 
     def token(self, index: int, event: Token) -> bytes:
         probs = _logprobs(event.probs or (), self._most)
@@ -128,7 +126,10 @@ class OllamaFormat:
         return b"".join(map(line, chunks))
 
     def _chunks(self, parts: Sequence[Part], *, over: bool = False) -> Iterator[dict[str, Any]]:
-        """What a stream says of parts; a call is told when it is complete: something follows it, or all is `over`."""
+        """Yield the chunks for parts of an answer.
+
+        A call is sent once it is complete: when another part follows, or at the end of the answer (`over`).
+        """
         for part in parts:
             if isinstance(part, Content):
                 yield from self._calls(over=True)
@@ -141,12 +142,12 @@ class OllamaFormat:
     def _calls(self, *, over: bool) -> Iterator[dict[str, Any]]:
         calls = [] if self._reader is None else self._reader.complete_calls if over else self._reader.calls
         complete = len(calls) if over else len(calls) - 1
-        for call in calls[self._told_calls : complete]:
+        for call in calls[self._n_sent_calls : complete]:
             yield self._chunk(calls=[call])
-        self._told_calls = max(self._told_calls, complete)
+        self._n_sent_calls = max(self._n_sent_calls, complete)
 
     def _chunk(self, content: str = "", thoughts: str = "", calls: Sequence[PartialCall] = ()) -> dict[str, Any]:
-        return {**self._head(), **self._said(content, thoughts, calls), "done": False}
+        return {**self._head(), **self._content(content, thoughts, calls), "done": False}
 
     def progress(self, index: int, event: Progress) -> bytes:
         return b""
@@ -154,25 +155,25 @@ class OllamaFormat:
     def final(self, index: int, result: Result) -> bytes:
         chunks: list[dict[str, Any]] = []
         if self._reader is not None:
-            chunks += self._chunks(self._reader.finish(was_cut(self._asked, result)), over=True)
-        return b"".join(map(line, [*chunks, self._over(result, self._said("", "", ()))]))
+            chunks += self._chunks(self._reader.finish(was_cut(self._request, result)), over=True)
+        return b"".join(map(line, [*chunks, self._final(result, self._content("", "", ()))]))
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         result, reader = results[0], self._reader
         if reader is None:
-            said = self._said(result.content, "", ())
+            content = self._content(result.content, "", ())
         else:
             reader.push(result.content)
-            reader.finish(was_cut(self._asked, result))
-            said = self._said(reader.content, reader.reasoning, reader.complete_calls)
-        return orjson.dumps(self._over(result, said) | _logprobs(result.probs, self._most))
+            reader.finish(was_cut(self._request, result))
+            content = self._content(reader.content, reader.reasoning, reader.complete_calls)
+        return orjson.dumps(self._final(result, content) | _logprobs(result.probs, self._most))
 
-    def _over(self, result: Result, said: dict[str, Any]) -> dict[str, Any]:
+    def _final(self, result: Result, content: dict[str, Any]) -> dict[str, Any]:
         timings = result.timings
         return {
             **self._head(),
-            **said,
+            **content,
             "done": True,
             "done_reason": finish_reason(result),
             **self._end(result),
@@ -196,18 +197,18 @@ class OllamaFormat:
 
 
 class ChatLines(OllamaFormat):
-    """`/api/chat`: a message, or its parts."""
+    """Answers of `/api/chat`, in the field `message`."""
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if thoughts:
             message["thinking"] = thoughts
         if calls:
-            known = [] if self._reader is None else self._reader.calls
+            all_calls = [] if self._reader is None else self._reader.calls
             message["tool_calls"] = [
                 {
                     "id": call.id,
-                    "function": {"index": known.index(call), "name": call.name, "arguments": _arguments(call)},
+                    "function": {"index": all_calls.index(call), "name": call.name, "arguments": _arguments(call)},
                 }
                 for call in calls
             ]
@@ -215,7 +216,7 @@ class ChatLines(OllamaFormat):
 
 
 class GenerateLines(OllamaFormat):
-    """`/api/generate`: a text, or its parts."""
+    """Answers of `/api/generate`, in the field `response`."""
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         return {"response": content} | ({"thinking": thoughts} if thoughts else {})

@@ -1,7 +1,7 @@
-"""Prompt templates of Ollama's, in Go's language, as far as a body's own `template` needs them.
+"""The subset of Go's template language for the `template` of a body of Ollama's API.
 
-Texts, `.System`, `.Prompt`, `.Suffix` and `.Response`, and `if`, `else`, `end` around them: what prompts of one turn
-are made of. Templates of whole conversations (`range`, `.Messages`, functions) are refused; models bring their own.
+Prompts of one turn consist of text, `.System`, `.Prompt`, `.Suffix`, `.Response`, and `if`, `else`, `end` around them.
+Templates of whole conversations (`range`, `.Messages`, functions) are rejected; models have their own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ MOST_TEMPLATE = 1 << 16
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
-    """What a template makes of its variables, up to where the answer stands. Raises ApiError."""
+    """Return the text of a template with these variables, up to `.Response`. Raises ApiError."""
     if len(template) > MOST_TEMPLATE:
         raise invalid(f"template: {len(template)} characters; at most {MOST_TEMPLATE} are allowed")
     shown: list[str] = []
-    open_: list[tuple[bool, bool]] = []  # of each `if`: whether one of its branches was shown, and whether this one is
+    open_: list[tuple[bool, bool]] = []  # for each open `if`: a branch was taken so far; this branch is taken
     at = 0
 
     def visible() -> bool:
         return all(showing for _, showing in open_)
 
-    trim = False  # of the white space behind an action
+    trim = False  # remove white space after the last action
     while (start := template.find("{{", at)) >= 0:
         end = template.find("}}", start)
         if end < 0:
@@ -54,7 +54,7 @@ def render(template: str, values: Mapping[str, str]) -> str:
             if visible():
                 shown.append(values.get(name, ""))
         elif not action.startswith("/*"):
-            raise _strange(action)
+            raise _unsupported(action)
     if open_:
         raise invalid("template: an 'if' has no 'end'")
     rest = template[at:]
@@ -67,17 +67,17 @@ def _name(word: str) -> str:
 
 
 def _holds(words: Sequence[str], values: Mapping[str, str]) -> bool:
-    """Whether a condition holds: a variable, or `and`, `or`, `not` of variables."""
-    how = words[0] if words[0] in ("and", "or", "not") else "and"
+    """Return the value of a condition: a variable, or `and`, `or`, `not` of variables. Raises ApiError."""
+    operator = words[0] if words[0] in ("and", "or", "not") else "and"
     names = [_name(word) for word in (words[1:] if words[0] in ("and", "or", "not") else words)]
     if not names or not all(names) or (words[0] not in ("and", "or") and len(names) > 1):
-        raise _strange("if " + " ".join(words))
-    told = [bool(values.get(name)) or name == "First" for name in names]
-    return not told[0] if how == "not" else any(told) if how == "or" else all(told)
+        raise _unsupported("if " + " ".join(words))
+    operands = [bool(values.get(name)) or name == "First" for name in names]
+    return not operands[0] if operator == "not" else any(operands) if operator == "or" else all(operands)
 
 
-def _strange(action: str) -> Exception:
+def _unsupported(action: str) -> Exception:
     return invalid(
-        f"template: {{{{ {action[:100]} }}}} is not known here; a body's own template may use .System, .Prompt, "
+        f"template: {{{{ {action[:100]} }}}} is not supported; a body's own template may use .System, .Prompt, "
         ".Suffix and .Response, with if, else and end"
     )

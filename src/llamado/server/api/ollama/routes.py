@@ -1,6 +1,6 @@
-"""The endpoints of Ollama's API, for a server of one model.
+"""The endpoints of Ollama's API for a server of one model.
 
-As llama-server's other endpoints, they answer with the model there is, by whichever name a body asks for it.
+Like llama-server's other endpoints, they use the loaded model, whatever name the body has.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from llamado.http.json_body import read_object
 from llamado.server.api.infill import PromptBudget, infill_prompt
 from llamado.server.api.ollama import bodies, describe
 from llamado.server.api.ollama.embed import embed_response, embedding_response
-from llamado.server.api.ollama.formats import ChatLines, GenerateLines, Waited, now
+from llamado.server.api.ollama.formats import ChatLines, GenerateLines, RequestTimes, now
 from llamado.server.api.ollama.go_template import render
 from llamado.server.api.openapi import describe as described
 from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import flag, table, text
+from llamado.server.generate.json_values import flag, mapping, text
 from llamado.server.generate.threads import in_thread
-from llamado.server.model import ModelInfo, Served
+from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.model_facts import ModelFacts, read_facts
 from llamado.server.state import ServerState
 from llamado.text.dialects import thinks
@@ -41,7 +41,7 @@ _ONE_MODEL = (
 
 
 def facts_of(info: ModelInfo) -> ModelFacts:
-    """What the model's file says, or the server where the file is gone."""
+    """Return the facts of the model's file, or those that the server has if the file is gone."""
     found = read_facts(info.path)
     if found is not None:
         return found
@@ -57,8 +57,8 @@ def facts_of(info: ModelInfo) -> ModelFacts:
     )
 
 
-def capabilities(served: Served) -> list[str]:
-    """What a loaded model can do, in Ollama's words."""
+def capabilities(served: ServedModel) -> list[str]:
+    """Return Ollama's names of the features of a loaded model."""
     found = []
     if served.grammars is not None:
         found += ["completion", "tools"]
@@ -73,22 +73,22 @@ def capabilities(served: Served) -> list[str]:
 
 
 def ollama_router(generator: Generator, state: ServerState) -> Routes:
-    """Ollama's API."""
+    """Return the routes of Ollama's API."""
     router = Routes("ollama")
-    told: set[int] = set()
+    warned: set[int] = set()
 
-    def note(body: Mapping[str, Any], served: Served) -> None:
-        """What of a body concerns the server: how long the model stays, and a context that there is not."""
+    def apply_options(body: Mapping[str, Any], served: ServedModel) -> None:
+        """Apply `keep_alive`, and log a warning, once per value, for a larger context than the server's (`num_ctx`)."""
         seconds = bodies.keep_alive(body)
         if state.sleep is not None:
             state.sleep.stay(seconds)
-        wanted = table(body, "options").get("num_ctx")
-        if isinstance(wanted, int) and wanted > served.info.n_ctx and wanted not in told and len(told) < 100:
-            told.add(wanted)
+        wanted = mapping(body, "options").get("num_ctx")
+        if isinstance(wanted, int) and wanted > served.info.n_ctx and wanted not in warned and len(warned) < 100:
+            warned.add(wanted)
             log.warning("num_ctx %d: this server's context has %d tokens (-c)", wanted, served.info.n_ctx)
 
-    def nothing_said(body: Mapping[str, Any], said: dict[str, Any]) -> Response:
-        """A body without a prompt loads the model, or unloads it."""
+    def load_or_unload(body: Mapping[str, Any], content: dict[str, Any]) -> Response:
+        """Answer a body without a prompt, which loads the model or, with a `keep_alive` of 0, unloads it."""
         unload = bodies.keep_alive(body) == 0
         if unload and state.sleep is None:
             raise not_supported(
@@ -96,68 +96,69 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
             )
         reason = "unload" if unload else "load"
         head = {"model": bodies.model_name(body), "created_at": now()}
-        return json_response(orjson.dumps({**head, **said, "done": True, "done_reason": reason}))
+        return json_response(orjson.dumps({**head, **content, "done": True, "done_reason": reason}))
 
-    def generating(model: str, what: str) -> Served:
+    def generating(model: str, feature: str) -> ServedModel:
+        """Return the model. Raises ApiError for one that does not generate."""
         served = generator.served
         if served.grammars is None:
-            raise invalid(f'"{model}" does not support {what}')
+            raise invalid(f'"{model}" does not support {feature}')
         return served
 
     @router.post("/api/chat", **described("ollama_chat"))
     async def chat(request: Request) -> Response:
-        times, body = Waited.of_now(), await read_object(request)
+        times, body = RequestTimes.of_now(), await read_object(request)
         model = bodies.model_name(body)
         served = generating(model, "chat")
-        note(body, served)
+        apply_options(body, served)
         if not body.get("messages"):
-            return nothing_said(body, {"message": {"role": "assistant", "content": ""}})
-        asked = bodies.chat_body(body, n_ctx=served.info.n_ctx, thinks=thinks(served.template))
-        most = asked.get("n_probs", 0) if body.get("top_logprobs") else 0
-        return await generator.chat(asked, partial(ChatLines, model=model, times=times, top_logprobs=most))
+            return load_or_unload(body, {"message": {"role": "assistant", "content": ""}})
+        converted = bodies.chat_body(body, n_ctx=served.info.n_ctx, thinks=thinks(served.template))
+        most = converted.get("n_probs", 0) if body.get("top_logprobs") else 0
+        return await generator.chat(converted, partial(ChatLines, model=model, times=times, top_logprobs=most))
 
     @router.post("/api/generate", **described("ollama_generate"))
     async def generate(request: Request) -> Response:
-        times, body = Waited.of_now(), await read_object(request)
+        times, body = RequestTimes.of_now(), await read_object(request)
         model = bodies.model_name(body)
         served = generating(model, "generate")
-        note(body, served)
+        apply_options(body, served)
         bodies.refuse_images(body, model)
         if not isinstance(body.get("prompt") or "", str):
             raise invalid('"prompt" must be a string')
         if not text(body, "prompt"):
-            return nothing_said(body, {"response": ""})
+            return load_or_unload(body, {"response": ""})
         raw, context, template = flag(body, "raw"), body.get("context"), text(body, "template")
         if raw and (template or body.get("system") or context):
             raise invalid("raw mode does not support template, system, or context")
         if context is not None and not (isinstance(context, list) and all(type(token) is int for token in context)):
             raise invalid("context must be an array of tokens")
         n_ctx = served.info.n_ctx
-        asked = bodies.completion_body(body, n_ctx=n_ctx)
-        most = asked.get("n_probs", 0) if body.get("top_logprobs") else 0
+        completion = bodies.completion_body(body, n_ctx=n_ctx)
+        most = completion.get("n_probs", 0) if body.get("top_logprobs") else 0
         make = partial(GenerateLines, model=model, times=times, top_logprobs=most, shows_context=not raw)
         if text(body, "suffix") and not raw and not template:
-            return await generator.complete(asked, make, prompt=lambda: _infill(body, generator))
+            return await generator.complete(completion, make, prompt=lambda: _infill(body, generator))
         if raw or template:
             prompt = text(body, "prompt")
             if template:
                 names = {"Prompt": "prompt", "System": "system", "Suffix": "suffix"}
                 prompt = render(template, {name: text(body, field) for name, field in names.items()})
             mixed = [*context, prompt] if context else prompt
-            return await generator.complete({**asked, "prompt": mixed}, make)
-        asked = bodies.generate_chat(body, n_ctx=n_ctx, thinks=thinks(served.template))
-        return await generator.chat(asked, make, before=context or ())
+            return await generator.complete({**completion, "prompt": mixed}, make)
+        converted = bodies.generate_chat(body, n_ctx=n_ctx, thinks=thinks(served.template))
+        return await generator.chat(converted, make, prefix=context or ())
 
     @router.post("/api/embed", **described("ollama_embed"))
     async def embed(request: Request) -> Response:
-        times, body = Waited.of_now(), await read_object(request)
-        note(body, state.loaded())
+        times, body = RequestTimes.of_now(), await read_object(request)
+        apply_options(body, state.loaded())
         return await embed_response(body, state.loaded(), times)
 
     @router.post("/api/embeddings", **described("ollama_embeddings"))
     async def embeddings(request: Request) -> Response:
         body = await read_object(request)
-        note(body, state.loaded())
+        apply_options(body, state.loaded())
         return await embedding_response(body, state.loaded())
 
     @router.get("/api/tags", **described("ollama_tags"))
@@ -216,7 +217,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
 
 
 def _infill(body: Mapping[str, Any], generator: Generator) -> list[int]:
-    """The prompt for a text between what a body has as `prompt` and as `suffix`."""
+    """Return the prompt for text between a body's `prompt` and `suffix`."""
     served = generator.served
     tokenizer = served.tokenizer
     if None in (tokenizer.fim_pre, tokenizer.fim_suf, tokenizer.fim_mid):
