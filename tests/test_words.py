@@ -40,7 +40,7 @@ REWRITTEN = (
 )
 
 TESTS = Path(__file__).parent
-REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "text", "tiny")
+REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "rpc", "text", "tiny")
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
