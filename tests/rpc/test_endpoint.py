@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
 import trustme
-from waiting import GUARD
 
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls, server_tls
 
@@ -79,50 +76,6 @@ class Authority:
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
-
-
-def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    """Return the bytes a client gets from a server that sends "hello" after the handshake, or raise its error."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            sock, _ = listener.accept()
-            with sock:
-                try:
-                    with server.wrap_socket(sock, server_side=True) as secure:
-                        secure.sendall(b"hello")
-                except OSError:
-                    pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            with (
-                socket.create_connection(listener.getsockname(), timeout=GUARD) as sock,
-                client.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
-            ):
-                return secure.recv(5)
-        finally:
-            thread.join(GUARD)
-
-
-def test_a_handshake_succeeds(authority: Authority) -> None:
-    server = server_tls(authority.cert, authority.key, authority.pem)
-    assert shake(server, client_tls(authority.pem, authority.cert, authority.key)) == b"hello"
-
-
-def test_a_client_without_a_certificate_is_rejected(authority: Authority) -> None:
-    server = server_tls(authority.cert, authority.key, authority.pem)
-    with pytest.raises(OSError):
-        assert not shake(server, client_tls(authority.pem))
-        raise ConnectionResetError  # closed without a word
-
-
-def test_a_client_does_not_trust_another_authority(authority: Authority, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake(server_tls(authority.cert, authority.key), client_tls(other.pem))
 
 
 def test_old_versions_are_off(authority: Authority) -> None:

@@ -1,28 +1,23 @@
-"""TLS on the wire, and the clients that a worker with client certificates admits: real commands, every byte."""
+"""TLS on the wire: no byte of a model or an answer is readable."""
 
 from __future__ import annotations
 
-import re
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_endpoint import Authority
 from tiny_models import make_llama
-from waiting import GUARD, until
+from waiting import GUARD
+from wire_client import running
 
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
-from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
@@ -35,28 +30,6 @@ PIECES = 8
 
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class WorkerProcess:
-    endpoint: Endpoint
-    log: Path
-
-
-@contextmanager
-def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
-    """`llamado worker` on a free port."""
-    command = [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        until(lambda: "device 0" in log.read_text() or process.poll() is not None, log.read_text)
-        found = re.search(r"llamado worker on (\S+)", log.read_text())
-        assert found is not None
-        yield WorkerProcess(Endpoint.parse(found[1]), log)
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 class RecordingProxy:
@@ -130,17 +103,9 @@ def shut(sock: socket.socket) -> None:
     sock.close()
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def strict_worker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker that admits only clients with a certificate of the authority."""
-    own = ("--tls-cert", authority.cert, "--tls-key", authority.key, "--tls-client-ca", authority.pem)
-    with worker_process(tmp_path_factory.mktemp("worker") / "log", *own) as worker:
-        yield worker
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +139,19 @@ def pieces_of(model: Path) -> dict[str, list[bytes]]:
     return pieces
 
 
-def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: WorkerProcess, tmp_path: Path) -> None:
-    pieces = pieces_of(model)
-    with worker_process(tmp_path / "log") as worker, RecordingProxy(worker.endpoint) as plain:
-        said = answer_through(plain, model, authority)
-    with RecordingProxy(strict_worker.endpoint) as secret:
-        assert answer_through(secret, model, authority) == said
+def test_bytes_on_the_wire(model: Path, authority: Authority) -> None:
+    pieces, device = pieces_of(model), CpuDevice(1)
+    with running(device) as worker, RecordingProxy(worker.endpoint) as plain:
+        text = answer_through(plain, model, authority)
+    with (
+        running(device, tls_cert=authority.cert, tls_key=authority.key, tls_client_ca=authority.pem) as worker,
+        RecordingProxy(worker.endpoint) as secret,
+    ):
+        assert answer_through(secret, model, authority) == text
+    device.close()
     with GGUFFile.open(model) as file:
         weights = sum(file.tensors[name].nbytes for name in pieces)
-    for wire in (plain, secret):  # a wire that nothing passed would hold no secrets
+    for wire in (plain, secret):  # an unused proxy would hold no secrets, either
         assert sum(map(len, wire.sent)) > weights
         assert sum(map(len, wire.received)) > 4 * N_VOCAB * N_PREDICT  # logits
     for name, runs in pieces.items():
@@ -192,52 +161,3 @@ def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: Wor
         assert not secret.holds(name.encode())
     assert plain.holds(b"blk.") and not secret.holds(b"blk.")
     assert all(record[:2] == b"\x16\x03" for record in (*secret.sent, *secret.received))  # TLS from the first byte
-
-
-# --- admission --------------------------------------------------------------------------------------------------------
-
-
-def list_devices(endpoint: Endpoint, *options: str) -> subprocess.CompletedProcess[str]:
-    """Return the output of `llamado plan --list-devices` about a worker."""
-    command = [sys.executable, "-m", "llamado", "plan", "--list-devices", "--rpc", str(endpoint), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_a_client_without_a_certificate_is_refused(
-    model: Path, strict_worker: WorkerProcess, authority: Authority
-) -> None:
-    """The client's error has the remedy, the worker logs the reason, and a client with a certificate is admitted."""
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem)
-    said = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert str(strict_worker.endpoint) in said and "--rpc-cert" in said and "--rpc-key" in said
-    assert "Traceback" not in said
-    until(lambda: "the client shows no certificate" in strict_worker.log.read_text(), strict_worker.log.read_text)
-    split = SplitOptions(rpc=(str(strict_worker.endpoint),), tensor_split=(1.0,), ca=authority.pem)
-    with pytest.raises(WorkersUnreachable, match="--rpc-cert"):
-        LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split))
-    own = ("--rpc-cert", authority.cert, "--rpc-key", authority.key)
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
-    assert done.returncode == 0, done.stderr
-    assert f"RPC0: {strict_worker.endpoint} (" in done.stdout
-
-
-def test_a_certificate_of_another_authority_is_refused(
-    strict_worker: WorkerProcess, authority: Authority, tmp_path: Path
-) -> None:
-    stranger = Authority(tmp_path)
-    own = ("--rpc-cert", stranger.cert, "--rpc-key", stranger.key)
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
-    assert done.returncode != 0
-    assert "--rpc-cert" in done.stdout + done.stderr
-    until(
-        lambda: "the client's certificate is not trusted" in strict_worker.log.read_text(), strict_worker.log.read_text
-    )
-
-
-def test_a_client_without_tls_is_refused(strict_worker: WorkerProcess) -> None:
-    done = list_devices(Endpoint(*strict_worker.endpoint.address))
-    assert done.returncode != 0
-    hint = f"if it wants TLS, it is {strict_worker.endpoint}, and its --allow has to name this machine"
-    assert hint in done.stdout + done.stderr
-    until(lambda: "the client does not speak TLS" in strict_worker.log.read_text(), strict_worker.log.read_text)

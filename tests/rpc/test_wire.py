@@ -485,13 +485,6 @@ def test_the_layout_of_a_tensor() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-@settings(deadline=None)
-@given(tensors)
-def test_a_tensor_is_read_as_packed(tensor: wire.WireTensor) -> None:
-    assert wire.WireTensor.unpack(b"xyz" + tensor.pack(), 3) == tensor
-
-
 def test_a_long_name_keeps_its_closing_zero() -> None:
     tensor = wire.WireTensor(1, 0, 0, (1, 1, 1, 1), (4, 4, 4, 4), 0, name=b"n" * 100)
     assert wire.WireTensor.unpack(tensor.pack()).name == b"n" * 63

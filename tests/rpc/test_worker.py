@@ -1067,14 +1067,17 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
             sum.write(1, 2)
             sum.compute()
             assert sum.result() == {3}
-        with Client(worker, greet=False) as client:
-            client.sock = client_tls(own.pem).wrap_socket(client.sock, server_hostname="127.0.0.1")
-            with pytest.raises(OSError):
+        (tmp_path / "other").mkdir()
+        other = Authority(tmp_path / "other")
+        for certificate in ((), (other.cert, other.key)):
+            with Client(worker, greet=False) as client, pytest.raises(OSError):
+                client.sock = client_tls(own.pem, *certificate).wrap_socket(client.sock, server_hostname="127.0.0.1")
                 client.ask(wire.Hello())
         with Client(worker, greet=False) as client, pytest.raises(OSError):
             client.ask(wire.Hello())
         until(lambda: worker.clients == 0)
         assert "the client shows no certificate" in caplog.text
+        assert "the client's certificate is not trusted" in caplog.text
         assert "does not speak TLS" in caplog.text
 
 

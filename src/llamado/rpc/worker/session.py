@@ -60,7 +60,7 @@ class Session:
             client.identify()
             self._serve(request)
         except WorkerStopping:
-            outcome = "closed: worker is stopping"
+            outcome = "ended with the worker"
         except LlamadoError as error:
             log.warning("%s: connection closed: %s", self.name, wire.printable(str(error)))
         except OSError as error:
