@@ -731,7 +731,7 @@ def test_a_killed_ggml_worker_that_returns_busy(
                     first.pop().close()
                 return server.health()[0] == 200
 
-            until(ours, "somebody is connected")
+            until(ours, "a client is connected")
             stack.callback(lambda: [device.close() for device in first])
             time.sleep(5 if first else 0)
             assert not first or "busy with another client" in server.health()[1]["error"]["message"]

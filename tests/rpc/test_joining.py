@@ -202,7 +202,7 @@ def test_thousands_of_announcements_use_few_threads(monkeypatch: pytest.MonkeyPa
     discovery._changed(None, "", "w", ServiceStateChange.Added)  # type: ignore[arg-type]
     assert found.get(timeout=GUARD)
     until(lambda: threading.active_count() == before)
-    discovery._changed(None, "", "stranger", ServiceStateChange.Removed)  # type: ignore[arg-type]
+    discovery._changed(None, "", "unknown", ServiceStateChange.Removed)  # type: ignore[arg-type]
     discovery._changed(None, "", "w", ServiceStateChange.Removed)  # type: ignore[arg-type]
     assert gone.get(timeout=GUARD) == "10.0.0.2:7" and gone.empty()
     discovery.close()

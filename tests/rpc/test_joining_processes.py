@@ -129,7 +129,7 @@ def test_workers_join_leave_and_join_again(model: Path, start: Callable[..., Pro
     assert shown.returncode == 0 and f"RPC1[127.0.0.1:{workers[1]}]" in shown.stdout and "drained" in shown.stdout
     assert again.end() == 0 and second.end() == 0
     alone = httpx.post(f"{url}/completion", json={**ASKED, "n_predict": 1500, "cache_prompt": False}, timeout=300)
-    assert alone.json()["tokens"] == tokens, "and nobody is there any more"
+    assert alone.json()["tokens"] == tokens, "on the server alone"
     assert set(states(url)) == {None} and server.end() == 0
 
 
@@ -145,9 +145,9 @@ def test_joining_needs_a_token_or_a_certificate(model: Path, start: Callable[...
     worker = ("worker", "-t", "1", "-p", str(worker_port), "--join", f"https://127.0.0.1:{port}", "--tls-cert",
               f"{tmp_path}/worker1.pem", "--tls-key", f"{tmp_path}/worker1-key.pem", "--tls-client-ca",
               f"{tmp_path}/ca.pem")  # fmt: skip
-    stranger = start(*worker, "--token", "guessed")
-    stranger.expect("401: the header x-cluster-token")
-    stranger.kill()
+    unknown = start(*worker, "--token", "guessed")
+    unknown.expect("401: the header x-cluster-token")
+    unknown.kill()
     friend = start(*worker, "--token", "secret")
     friend.expect(rf"joined; RPC0\[tls://127.0.0.1:{worker_port}\]: layers")
     assert friend.end() == 0

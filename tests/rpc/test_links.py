@@ -154,14 +154,14 @@ def test_an_unexpected_delivery_closes_the_inlet(linked: LinkedWorkers, sequence
 def test_a_full_connection_blocks_the_sender(pair: tuple[Worker, Worker]) -> None:
     """TCP holds the data back; the receiving worker buffers none of it."""
     linked = LinkedWorkers(*pair, size=LARGE)
-    lent = pair[1].state.devices[0].allocated
+    before = pair[1].state.devices[0].allocated
     thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
     thread.start()
     time.sleep(0.1)
     assert thread.is_alive()
     busy = Client(pair[0])
     assert busy.number(wire.DeviceCount()) == 1  # others are served meanwhile
-    assert pair[1].state.devices[0].allocated == lent
+    assert pair[1].state.devices[0].allocated == before
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
     thread.join(GUARD)
@@ -230,11 +230,11 @@ def test_an_inlet_is_closed_by_another_connection(linked: LinkedWorkers, pair: t
 
 def test_attach_needs_an_unused_ticket(linked: LinkedWorkers, pair: tuple[Worker, Worker]) -> None:
     for ticket in (bytes(16), linked.inlet.ticket):
-        with Client(pair[1]) as stranger:
-            assert stranger.number(wire.Attach(ticket)) == 0 and stranger.is_closed()
-    with Client(pair[1]) as stranger:
-        stranger.send(wire.Deliver(1, 0, SIZE), bytes(SIZE))
-        assert stranger.is_closed()
+        with Client(pair[1]) as other:
+            assert other.number(wire.Attach(ticket)) == 0 and other.is_closed()
+    with Client(pair[1]) as other:
+        other.send(wire.Deliver(1, 0, SIZE), bytes(SIZE))
+        assert other.is_closed()
     linked.push(bytes_of(1), 1)
     assert linked.take(1).came and linked.held() == bytes_of(1)
 
@@ -281,11 +281,11 @@ def test_only_our_workers_are_linked(pair: tuple[Worker, Worker], monkeypatch: p
         kept.append(listener.accept()[0])
         heard.append(kept[0].recv(1000))
 
-    with listening(silent) as nobody, ScriptedWorker() as peer:
+    with listening(silent) as silent_endpoint, ScriptedWorker() as scripted:
         for endpoint, why in [
-            (nobody, "timed out"),
+            (silent_endpoint, "timed out"),
             ("127.0.0.1:1", "is a worker running"),
-            (str(peer.endpoint), "not a llamado worker"),
+            (str(scripted.endpoint), "not a llamado worker"),
             (str(pair[1].endpoint), "not the worker that the client means"),
             ("nonsense://x", "a worker is reached by tcp://"),
             ("tls://127.0.0.1:1", "no --tls-cert"),
@@ -418,10 +418,10 @@ def test_an_input_is_sent_again_after_a_link_has_changed_it(pair: tuple[Worker, 
 
 
 def test_ggmls_workers_are_not_linked(pair: tuple[Worker, Worker]) -> None:
-    with ScriptedWorker() as peer:
-        a, b = connect(str(pair[0].endpoint))[0], connect(peer.endpoint)[0]
+    with ScriptedWorker() as scripted:
+        a, b = connect(str(pair[0].endpoint))[0], connect(scripted.endpoint)[0]
         assert a.link(b) is None and b.link(a) is None
-        assert not any(isinstance(request, wire.OpenInlet | wire.ConnectNext) for request in peer.asked)
+        assert not any(isinstance(request, wire.OpenInlet | wire.ConnectNext) for request in scripted.asked)
         a.close()
         b.close()
 

@@ -274,7 +274,7 @@ BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
     "overlapping result": (lambda r: edit(r, "result", nb=(4, 4, 4, 4)), "result.*overlap"),
     "huge": (lambda r: edit(r, "a", ne=(2**32 - 1,) * 4, nb=(2**32 - 1,) * 4), "larger than any memory"),
     "overflow to nothing": (lambda r: edit(r, "a", ne=(2**31, 2**31, 4, 1), nb=(4, 2**31, 2**31, 1)), "larger than"),
-    "stranger's buffer": (lambda r: edit(r, "a", buffer=PTR + 1), "tensor a: buffer 0x8 is not one of this"),
+    "another client's buffer": (lambda r: edit(r, "a", buffer=PTR + 1), "tensor a: buffer 0x8 is not one of this"),
     "address without buffer": (lambda r: edit(r, "a", buffer=0), "an address but no buffer"),
     "no memory at all": (lambda r: edit(r, "a", buffer=0, data=0), "a.*no memory"),
     "before the buffer": (lambda r: edit(r, "a", data=BASE - 4), "inside its buffer"),
@@ -313,7 +313,7 @@ BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
         lambda r: edit(edit(r, "middle", op=int(Op.RESHAPE), src=[id_of(r, "a")] + [0] * 9, view_src=id_of(r, "a"),
                             buffer=0, data=0), "a", buffer=0, data=0), "middle: it has no memory, and nothing"
     ),
-    "gaps in what nobody clears": (
+    "gaps in an unplaced result": (
         lambda r: edit(r, "middle", nb=(4, 512, 2048, 2048), buffer=0, data=0), "has gaps"
     ),
     "turned further than long": (

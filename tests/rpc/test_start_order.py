@@ -54,43 +54,43 @@ class MissingCalls:
     def __init__(self) -> None:
         self.names: list[list[str]] = []
         self.whys: list[str] = []
-        self.somebody = threading.Event()
+        self.reported = threading.Event()
 
     def __call__(self, missing: Sequence[Unreachable]) -> None:
         self.names.append([worker.where for worker in missing])
         self.whys += [worker.why for worker in missing]
         if missing:
-            self.somebody.set()
+            self.reported.set()
 
 
 @pytest.mark.slow
 def test_a_late_worker_is_awaited() -> None:
-    said, later = MissingCalls(), free_port()
+    calls, later = MissingCalls(), free_port()
     with worker_at() as there, ThreadPoolExecutor(1) as pool:
         workers = backend("rpc", (there, f"127.0.0.1:{later}"))
-        found = pool.submit(workers.devices, 60.0, said)
-        assert said.somebody.wait(60)
-        assert said.names[0] == [f"127.0.0.1:{later}"] and not found.done()
-        assert f"127.0.0.1:{later} is missing since " in said.whys[0] and "is a worker running?" in said.whys[0]
+        found = pool.submit(workers.devices, 60.0, calls)
+        assert calls.reported.wait(60)
+        assert calls.names[0] == [f"127.0.0.1:{later}"] and not found.done()
+        assert f"127.0.0.1:{later} is missing since " in calls.whys[0] and "is a worker running?" in calls.whys[0]
         with worker_at(later):
             devices = found.result(60)
             assert [device.name for device in devices] == [f"RPC0[{there}]", f"RPC1[127.0.0.1:{later}]"]
-            assert said.names[-1] == []
+            assert calls.names[-1] == []
             for device in devices:
                 device.close()
 
 
 def test_a_worker_that_dies_during_the_wait_is_awaited() -> None:
-    said, first, second = MissingCalls(), free_port(), free_port()
+    calls, first, second = MissingCalls(), free_port(), free_port()
     workers = backend("rpc", (f"127.0.0.1:{first}", f"127.0.0.1:{second}"))
     with ThreadPoolExecutor(1) as pool:
         with worker_at(first):
-            found = pool.submit(workers.devices, 60.0, said)
-            while [f"127.0.0.1:{second}"] not in said.names:
+            found = pool.submit(workers.devices, 60.0, calls)
+            while [f"127.0.0.1:{second}"] not in calls.names:
                 assert not found.done()
                 time.sleep(0.01)
         with worker_at(second):
-            while [f"127.0.0.1:{first}"] not in said.names:
+            while [f"127.0.0.1:{first}"] not in calls.names:
                 assert not found.done()
                 time.sleep(0.01)
             with worker_at(first):

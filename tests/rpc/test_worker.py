@@ -443,7 +443,7 @@ def test_many_clients_at_once(worker: Worker) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def lent(worker: Worker) -> int:
+def allocated(worker: Worker) -> int:
     return worker.state.devices[0].allocated
 
 
@@ -482,26 +482,26 @@ def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.Mo
 
 
 def test_a_lost_client_frees_its_memory(worker: Worker) -> None:
-    before = lent(worker)
+    before = allocated(worker)
     client = Client(worker)
     client.alloc(1 << 20)
-    assert lent(worker) == before + (1 << 20)
+    assert allocated(worker) == before + (1 << 20)
     client.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
 
 
 def test_a_client_lost_in_the_middle_of_a_tensor_frees_its_memory(worker: Worker) -> None:
-    before = lent(worker)
+    before = allocated(worker)
     cut = Client(worker)
     ptr, base = cut.alloc(1 << 20)
     cut.sock.sendall(wire.write_request(wire.SetTensor(raw(ptr, base, 1 << 20), 0, 0, 1 << 20)) + b"x" * 1000)
     cut.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
     reset = Client(worker)
     reset.alloc(1 << 20)
     reset.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     reset.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
 
 
 def test_memory_of_lost_clients_is_returned_to_the_system(worker: Worker, device: CpuDevice) -> None:
@@ -596,10 +596,10 @@ def test_a_device_whose_memory_is_out_of_reach(device: CpuDevice) -> None:
 
 def refused(caplog: pytest.LogCaptureFixture, client: Client) -> str:
     """Wait for the end of a connection. Returns the one line logged about it."""
-    peer = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed"
+    prefix = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed"
 
     def lines() -> list[str]:
-        return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(peer)]
+        return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(prefix)]
 
     assert client.is_closed()
     until(lambda: bool(lines()))
@@ -898,10 +898,10 @@ def test_other_bytes_of_the_same_hash_replace_nothing(
 ) -> None:
     """Neither in the process that has checked the genuine ones, nor in another one."""
     assert fnv1a(np.frombuffer(FORGED, np.uint8)) == fnv1a(np.frombuffer(GENUINE, np.uint8))
-    with cached() as worker, Client(worker) as client, Client(worker) as stranger:
+    with cached() as worker, Client(worker) as client, Client(worker) as other:
         upload(worker, client, GENUINE)
         with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
-            upload(worker, stranger, FORGED)
+            upload(worker, other, FORGED)
         assert "other bytes with the hash of an entry were not cached" in caplog.text
         assert fetched(client, GENUINE) == GENUINE
     with cached() as worker, Client(worker) as client:
@@ -915,8 +915,8 @@ def test_a_cache_for_each_network(
     """Forged bytes affect only the client that sent them."""
     with cached() as worker:
         monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("198.51.100.9"))
-        with Client(worker) as stranger:
-            upload(worker, stranger, FORGED)
+        with Client(worker) as other:
+            upload(worker, other, FORGED)
         monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.1"))
         with Client(worker) as client:
             assert fetched(client, GENUINE) is None
@@ -1119,7 +1119,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
         thread.join(GUARD)
         assert not thread.is_alive()
     assert len(done) == 1
-    assert lent(worker) == 0 and worker.clients == 0
+    assert allocated(worker) == 0 and worker.clients == 0
 
 
 def test_debug_logs_each_request(
@@ -1227,7 +1227,7 @@ def test_llama_bench_runs_on_it(device: CpuDevice, peer_bin: Path, smollm2_path:
         )  # fmt: skip
         assert out.returncode == 0, out.stderr
         assert out.stdout.count('"avg_ts"') == 2
-        until(lambda: lent(worker) == 0)
+        until(lambda: allocated(worker) == 0)
 
 
 @pytest.mark.interop
@@ -1274,7 +1274,7 @@ def test_llama_server_gives_the_same_text(
     ):
         rpc = f"127.0.0.1:{one.port},127.0.0.1:{older.port}"
         ours = ask("--rpc", rpc, "-ngl", "99")
-        until(lambda: lent(one) == lent(two) == 0)
+        until(lambda: allocated(one) == allocated(two) == 0)
     alone = ask()
     assert len(ours) > 20
     assert ours.split()[:5] == alone.split()[:5]

@@ -68,13 +68,13 @@ def test_the_lines_of_one_client(
             other.get(wire_of(y, ptr, base + places[y]), y.nbytes)
             monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
             until(lambda: "1 graphs, 3 tokens" in caplog.text)
-    peer = r"127\.0\.0\.1:\d+"
+    name = r"127\.0\.0\.1:\d+"
     messages = [record.getMessage() for record in caplog.records]
     shown = [m for m in messages if not m.startswith("in ")]
     assert not any(" -" in m for m in messages), "what was done for those who left stays done"
-    assert re.fullmatch(rf"{peer}: connected \(RPC 7\.0\.0\)", shown[0])
-    assert re.fullmatch(rf"{peer}: holds 0\.0 MB", shown[1])
-    assert re.fullmatch(rf"{peer}: left after \d s \(graphs=5 tokens=15\), 0\.0 MB freed", shown[2])
+    assert re.fullmatch(rf"{name}: connected \(RPC 7\.0\.0\)", shown[0])
+    assert re.fullmatch(rf"{name}: holds 0\.0 MB", shown[1])
+    assert re.fullmatch(rf"{name}: left after \d s \(graphs=5 tokens=15\), 0\.0 MB freed", shown[2])
     assert [line.split(" ", 1)[1].split()[0] for line in shown[3:]] == ["connected", "holds", "left"]
     assert sum(" connected " in line for line in shown) == 2, "who only asks is not worth a line"
 
