@@ -334,6 +334,7 @@ def test_two_workers_give_the_bytes_of_one_machine(server: Server, expected: lis
     Streams(server, LONG).finish(expected)
 
 
+@pytest.mark.full
 def test_a_killed_worker_that_returns(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     streams = Streams(server)
     streams.middle()

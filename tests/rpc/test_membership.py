@@ -391,7 +391,7 @@ def test_impossible_layouts_change_nothing(model: Path, right: list[int]) -> Non
             pool.figures[1] = replace(pool.figures[1], free=1 << 10)
             with pytest.raises(NotEnoughMemory):
                 cluster.lay_out(parts(llama, (), (0, 1, 2, 3), head=1))
-            assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).parts[1].missing > 0
+            assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).devices[1].memory.missing > 0
             assert has(llama) == before and answer(llama) == right
 
 
