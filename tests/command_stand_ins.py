@@ -57,7 +57,7 @@ from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
 from llamado.quantize.imatrix import ColumnSums, Imatrix
 from llamado.quantize.plan import FilePlan, QuantizeRequest
-from llamado.router import router
+from llamado.router import serve as router_serve
 from llamado.server import load, run
 from llamado.text.grammar.source import GrammarSource
 from llamado.text.template import rendering
@@ -384,8 +384,8 @@ class Commands:
             parts = {"log_tail": logging.NullHandler(), "fleet": fleet, "page": frozenset()}
             return SimpleNamespace(**parts, traffic=None, endpoint=None, peers=None)
 
-        self._patch.setattr(router, "RouterServer", Server)
-        self._patch.setattr(router, "Router", make)
+        self._patch.setattr(router_serve, "RouterServer", Server)
+        self._patch.setattr(router_serve, "Router", make)
         self._patch.setattr("llamado.router.catalog.cached_models", dict)
 
     def _measuring(self) -> None:

@@ -141,7 +141,7 @@ def test_all_modules_are_imported(site: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert {
         "llamado.commands.cli",
-        "llamado.router.router",
+        "llamado.router.serve",
         "llamado.rpc.worker.server",
         "llamado.commands.demo",
     } <= set(done.stdout.split())

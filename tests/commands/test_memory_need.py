@@ -12,8 +12,9 @@ from llamado.commands.cli import make_parser
 from llamado.commands.memory_need import memory_need
 from llamado.devices.limits import memory
 from llamado.flags import FlagError, parse
-from llamado.router import router
+from llamado.router import serve
 from llamado.router.catalog import Launch, RoutedModel
+from llamado.router.entries import model_entry
 from llamado.router.fleet import Instance
 
 
@@ -47,13 +48,13 @@ def test_a_need_is_weights_and_cache_and_work(path: Path) -> None:
     ],
     ids=range(5),
 )
-def test_what_cannot_be_known_is_0(command: list[str]) -> None:
+def test_unknown_need_is_0(command: list[str]) -> None:
     assert memory_need(command, {}) == 0
 
 
 def test_the_limit_of_all_models() -> None:
     def limit(*flags: str) -> int:
-        return router._memory_limit(parse(make_parser("serve"), "serve", flags, {})[0])
+        return serve._memory_limit(parse(make_parser("serve"), "serve", flags, {})[0])
 
     assert limit("--models-memory", "24G") == 24 << 30
     assert limit("--models-memory", "0") == 0
@@ -64,6 +65,6 @@ def test_the_limit_of_all_models() -> None:
 
 def test_models_show_their_need() -> None:
     instance = Instance(RoutedModel(name="m", source="preset", launch=Launch(args=("x",))))
-    assert "memory" not in router.model_json(instance, 0)
+    assert "memory" not in model_entry(instance, 0)
     instance.need = 5 << 20
-    assert router.model_json(instance, 0)["memory"] == 5 << 20
+    assert model_entry(instance, 0)["memory"] == 5 << 20

@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +30,8 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
-from llamado.engine.request import Counters, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.request import Counters, GenerationParams, Request
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 
 from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
@@ -371,20 +372,19 @@ def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tup
     requests = [
         Request(
             prompt=[random_.randrange(1, 3) for _ in range(random_.randrange(3, 30))],
-            n_predict=random_.randrange(10, 60),
-            n_probs=2,
-            sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+            params=GenerationParams(
+                n_predict=random_.randrange(10, 60),
+                n_probs=2,
+                sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+            ),
         )
         for i in range(6)
     ]
     forward = (FakeForward if depth == 1 else LateForward)(1024, n_vocab=3, max_batch=24)
-    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)
-    try:
+    with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)) as engine:
         results = [client.result for client in [send(engine, request) for request in requests]]
         results += [ask(engine, request) for request in requests[:2]]
         return results, settled(engine).counters, getattr(forward, "most_late", 0)
-    finally:
-        engine.close()
 
 
 @functools.cache
@@ -431,15 +431,12 @@ class Known(DraftKind, Drafter):
 def test_several_windows_are_on_their_way(every: int) -> None:
     """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
     prompt = [1, 2, 3, 4, 5]
-    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
 
     def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)) as engine:
             return ask(engine, request).tokens, settled(engine).counters, forward
-        finally:
-            engine.close()
 
     tokens, _, without = told(None)
     known = Known([*prompt, *tokens], lambda at: at % every == every - 1)
@@ -453,7 +450,7 @@ def test_several_windows_are_on_their_way(every: int) -> None:
 def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
     """Also where no more batches would be on their way; nobody waits for what is behind a wrong token."""
     prompt = [1, 2, 3, 4, 5]
-    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
     forward = LateForward(1024, max_batch=64)
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256))
     tokens = ask(engine, request).tokens
@@ -462,11 +459,10 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
         forward = LateForward(1024, max_batch=64)
         forward.depth, forward.together = depth, 4
         known = Known([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
-        try:
+        with closing(
+            Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
+        ) as engine:
             assert ask(engine, request).tokens == tokens
-        finally:
-            engine.close()
         assert forward.most_late == 4 if every > 50 else 4 <= forward.most_late <= 7
         stale = len(forward.sizes) - forward.n_asked - len(forward.late)
         assert (stale > 0) == (most > 0) and stale <= most
@@ -477,15 +473,14 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
     """A layer that keeps a window of tokens moves it along: not while what is behind it is on trust."""
     from llamado.models.memory import KeysValues
 
-    request = Request(prompt=[1, 2, 3], n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
+    )
 
     def told(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)) as engine:
             return ask(engine, request).tokens
-        finally:
-            engine.close()
 
     tokens = told(None)
     for every in (29, 61):
@@ -496,26 +491,33 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 def test_a_draft_ends_where_the_answer_ends() -> None:
     """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
-    try:
+    with closing(
+        Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
+    ) as engine:
         for n in range(1, 30):
-            result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))
+            result = ask(
+                engine, Request(prompt=[1, 1, 1], params=GenerationParams(n_predict=n, sampling=Sampling(seed=n)))
+            )
             assert len(result.tokens) <= n and 0 not in result.tokens[:-1]
-        full = ask(engine, Request(prompt=[1] * 20, sampling=Sampling(seed=1, ignore_eos=True)))
+        full = ask(
+            engine, Request(prompt=[1] * 20, params=GenerationParams(sampling=Sampling(seed=1, ignore_eos=True)))
+        )
         assert full.truncated and len(full.tokens) == 64 - 20
-    finally:
-        engine.close()
 
 
 def test_lengths_that_were_asked_for_are_kept_to() -> None:
     sizes = {}
     for name, options in {"any": {}, "most": {"most": 2}, "least": {"least": 100}}.items():
         forward = FakeForward(512, n_vocab=2, max_batch=64)
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
-        try:
-            ask(engine, Request(prompt=[1, 1, 1], n_predict=100, sampling=Sampling(seed=3, ignore_eos=True)))
-        finally:
-            engine.close()
+        with closing(
+            Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
+        ) as engine:
+            ask(
+                engine,
+                Request(
+                    prompt=[1, 1, 1], params=GenerationParams(n_predict=100, sampling=Sampling(seed=3, ignore_eos=True))
+                ),
+            )
         sizes[name] = max(forward.sizes[1:])
     assert sizes["any"] > 3 == sizes["most"] and sizes["least"] == 1
 
@@ -528,16 +530,21 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
     """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time
     kind = ModelKind(draft, 97, ends=frozenset({0}))
-    engine = Engine(
-        FakeForward(2048, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=free(kind, most=6)
-    )
-    try:
+    with closing(
+        Engine(
+            FakeForward(2048, max_batch=32),
+            FakeTokenizer(),
+            EngineOptions(n_slots=3, n_ctx=256),
+            drafts=free(kind, most=6),
+        )
+    ) as engine:
         for round_ in range(3):
             asked = [
                 Request(
                     prompt=[1 + (7 * i + k) % 90 for k in range(20 + 100 * (i % 2))],
-                    n_predict=40,
-                    sampling=Sampling(seed=i, temperature=round_ / 2, ignore_eos=True),
+                    params=GenerationParams(
+                        n_predict=40, sampling=Sampling(seed=i, temperature=round_ / 2, ignore_eos=True)
+                    ),
                 )
                 for i in range(6)
             ]
@@ -546,27 +553,24 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
                 assert result.timings.draft_n_accepted == result.timings.draft_n
         assert sum(result.timings.draft_n or 0 for result in results) > 100
         first = len(draft.sizes)
-        again = Request(prompt=[*asked[5].prompt, *results[5].tokens, 5], n_predict=4)
+        again = Request(prompt=[*asked[5].prompt, *results[5].tokens, 5], params=GenerationParams(n_predict=4))
         assert (
             ask(engine, again).n_predicted and 0 < sum(draft.sizes[first:]) < 20
         )  # what it has read is not read again
-    finally:
-        engine.close()
 
 
 def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they follow each other; it is asked again though it does not seem worth it."""
-    request = Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     sizes = {}
     for length in (3, 5):
         forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
         drafts = free(ModelKind(draft, 97, ends=frozenset()))
         monkeypatch.setattr(DraftWindow, "length", length)
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)) as engine:
             assert len(ask(engine, request).tokens) == 100
-        finally:
-            engine.close()
         sizes[length] = forward.sizes[2:]
     assert all(max(found) == length for length, found in sizes.items()) and sizes[3].count(3) > 20
 
@@ -581,7 +585,7 @@ def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
     """Half of the tokens are right: what a token took to be made is no reason not to evaluate it."""
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
-    guess = Sampler(Sampling(temperature=0.0), seed=1, n_vocab=97)
+    guess = Sampler(Sampling(temperature=0.0), SamplerSetup(97), seed=1)
     ask = DraftQuery(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
     (proposal,) = kind.propose([ask], [lambda mark: 0.5])
     assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)
@@ -591,11 +595,13 @@ def test_a_model_is_asked_again() -> None:
     forward, draft = FakeForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
     drafts = free(ModelKind(draft, 97, ends=frozenset()))
     drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
-    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
-    try:
-        ask(engine, Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True)))
-    finally:
-        engine.close()
+    with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)) as engine:
+        ask(
+            engine,
+            Request(
+                prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+            ),
+        )
     assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
 
 
@@ -603,7 +609,9 @@ def test_a_lost_draft_device_ends_no_answer() -> None:
     draft = FakeForward(1024, max_batch=32)
     kind = ModelKind(draft, 97, ends=frozenset())
     engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=1), drafts=free(kind))
-    request = Request(prompt=[1, 2, 3], n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     try:
         tokens = ask(engine, request).tokens
 

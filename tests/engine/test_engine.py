@@ -7,7 +7,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Done, Failure, Request, Result, Token
+from llamado.engine.request import Done, Failure, GenerationParams, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.stop_text import AnswerText
 
@@ -30,9 +32,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(
         *,
         n_cells: int = 4096,
@@ -43,26 +43,21 @@ def make() -> Iterator[Make]:
     ) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab, max_batch=max_batch)
         engine = new_engine(forward, tokenizer or FakeTokenizer(), **kw)
-        engines.append(engine)
+        engine = exits.enter_context(closing(engine))
         return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
     sampling = kw.pop("sampling", None) or Sampling(**{"seed": 7, "ignore_eos": True, **kw.pop("s", {})})
-    return Request(prompt=prompt, n_predict=n_predict, sampling=sampling, **kw)
+    return Request(prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=sampling, **kw))
 
 
 def alone(request: Request, **kw: Any) -> Result:
     """The answer of an engine that does nothing else, token by token."""
-    engine = Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))
-    try:
+    with closing(Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))) as engine:
         return ask(engine, request)
-    finally:
-        engine.close()
 
 
 # -- one request ---------------------------------------------------------------------------------------------------
@@ -222,7 +217,7 @@ def scripted(make: Make, pieces: list[bytes], **kw: Any) -> Client:
         return rows
 
     forward.run = scripted_run  # type: ignore[method-assign]
-    client = send(engine, Request(prompt=[1], sampling=Sampling(temperature=0), **kw))
+    client = send(engine, Request(prompt=[1], params=GenerationParams(sampling=Sampling(temperature=0), **kw)))
     client.wait()
     return client
 
@@ -422,14 +417,12 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
             client.wait()
     settled(engine)
 
-    judge = Engine(
-        FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=shape.get("n_ctx"))
-    )
-    try:
+    with closing(
+        Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=shape.get("n_ctx")))
+    ) as judge:
         for i, (request, client) in enumerate(zip(requests, clients, strict=True)):
-            request.cache_prompt = False
-            request.id_slot = -1
-            expected = ask(judge, request)
+            params = replace(request.params, cache_prompt=False, id_slot=-1)
+            expected = ask(judge, replace(request, params=params))
             got = [t for e in client.tokens for t in e.tokens]
             if i in cancelled and not client.over.is_set():
                 assert got == expected.tokens[: len(got)]
@@ -438,8 +431,6 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
             assert client.text == client.result.content == expected.content
             assert client.result.stop_type == expected.stop_type
             assert client.result.probs == expected.probs
-    finally:
-        judge.close()
     snapshot = engine.snapshot()
     assert not any(slot.is_processing for slot in snapshot.slots)
     spared = sum(slot.n_prompt_tokens for slot in snapshot.slots) - snapshot.kv_cells_used
@@ -458,8 +449,7 @@ def test_any_shape(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> No
     judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=400))
     try:
         requests = [random_request(rng) for _ in range(12)]
-        for request in requests:
-            request.id_slot = -1
+        requests = [replace(request, params=replace(request.params, id_slot=-1)) for request in requests]
         clients = [send(engine, request) for request in requests]
         for request, client in zip(requests, clients, strict=True):
             assert client.result.tokens == ask(judge, request).tokens

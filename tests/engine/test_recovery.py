@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Away, Failure, Request
+from llamado.engine.request import Away, Failure, GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage, queue, slots
 from llamado.ggml.tensor import Tensor
@@ -218,16 +218,15 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
     sampling = Sampling(**{"seed": 7, "ignore_eos": True, **kw.pop("s", {})})
-    return Request(prompt=prompt, n_predict=n_predict, sampling=sampling, **kw)
+    return Request(prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=sampling, **kw))
 
 
 def alone(request: Request, n_vocab: int = 97) -> list[int]:
     """The answer of an engine that does nothing else, on a device that does not die."""
-    engine = Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
-    try:
+    with closing(
+        Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
+    ) as engine:
         return ask(engine, request).tokens
-    finally:
-        engine.close()
 
 
 def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
@@ -823,7 +822,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
-        engine._outage._failover = None
+        engine._outages._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text

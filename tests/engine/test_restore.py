@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.ggml.graph import Graph
@@ -96,9 +96,9 @@ class MortalDevice:
             self.placed += [tensor.name for tensor in tensors]
             return found
 
-    own_weights = 0
+    local_weight_bytes = 0
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         pass
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Callable[[int], None] | None = None) -> list[Any]:
@@ -185,11 +185,6 @@ class House:
 Open = Callable[..., House]
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
 def house(jit: Jit) -> Iterator[Open]:
     opened: list[House] = []
@@ -231,12 +226,11 @@ def same(a: Array, b: Array) -> bool:
 
 @pytest.fixture(scope="module")
 def right(model: Path, jit: Jit) -> Array:
-    with GGUFFile.open(model) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
-        try:
-            return feed(forward, text(40))
-        finally:
-            forward.close()
+    with (
+        GGUFFile.open(model) as file,
+        closing(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))) as forward,
+    ):
+        return feed(forward, text(40))
 
 
 TWO = Placement((1, 1, 2, 2), 2)
@@ -586,7 +580,12 @@ def test_answers_of_an_engine_whose_devices_die(
     for i in range(8):
         shared = text(rng.choice([0, 30, 90]), rng.randrange(2))
         sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
-        requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
+        requests.append(
+            Request(
+                prompt=shared + text(rng.randrange(1, 40), 5 + i),
+                params=GenerationParams(n_predict=60, sampling=sampling),
+            )
+        )
     with GGUFFile.open(model) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         judge = Engine(alone, tokenizer)
@@ -594,13 +593,14 @@ def test_answers_of_an_engine_whose_devices_die(
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(
-        home.forward,
-        tokenizer,
-        EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
-        drafts=DraftManager([Suffix()]),
-    )
-    try:
+    with closing(
+        Engine(
+            home.forward,
+            tokenizer,
+            EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
+            drafts=DraftManager([Suffix()]),
+        )
+    ) as engine:
         clients = [send(engine, request) for request in requests]
         killed = 0
         while not all(client.over.is_set() for client in clients) and killed < 12:
@@ -613,8 +613,6 @@ def test_answers_of_an_engine_whose_devices_die(
         assert killed > 3
         for client, tokens in zip(clients, expected, strict=True):
             assert client.result.tokens == tokens
-    finally:
-        engine.close()
 
 
 # -- devices that come back after their layers went elsewhere ----------------------------------------------------------
@@ -700,7 +698,9 @@ def test_answers_go_on_while_layers_come_and_go(
     monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.01)
     caplog.set_level("INFO", "llamado")
     tokenizer = WordTokenizer()
-    request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
+    request = Request(
+        prompt=text(30), params=GenerationParams(n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
+    )
     with GGUFFile.open(model) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024))
         judge = Engine(alone, tokenizer)
@@ -708,8 +708,9 @@ def test_answers_go_on_while_layers_come_and_go(
         judge.close()
         alone.close()
     home = house(model, TWO, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
-    try:
+    with closing(
+        Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
+    ) as engine:
         client = send(engine, request)
         until(lambda: client.tokens)
         home.away = {"RPC1"}
@@ -731,5 +732,3 @@ def test_answers_go_on_while_layers_come_and_go(
         home.away.clear()
         until(lambda: not engine.snapshot().degraded)
         assert ask(engine, request).tokens == expected and home.forward.placement == TWO
-    finally:
-        engine.close()

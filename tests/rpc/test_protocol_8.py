@@ -19,8 +19,7 @@ from waiting import GUARD, until
 from wire_client import layout, records, running
 
 from llamado.client.health import Phase
-from llamado.cluster.doctor.probes import probe_hello
-from llamado.cluster.greeting import greet
+from llamado.cluster.greeting import greet, probe_hello
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceLost
 from llamado.flags import FLAGS

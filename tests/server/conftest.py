@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from server_processes import ServerProcess, Source
 from waiting import until
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutine functions in an event loop of their own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +31,7 @@ def source() -> Iterator[Source]:
 
 @pytest.fixture
 def fake_server(source: Source, tmp_path: Path) -> Iterator[Callable[..., tuple[ServerProcess, str]]]:
-    """Starts `fake_server.py`; returns the process and its address once the port is open."""
+    """Return a function that starts `fake_server.py` and returns the process and its address once the port is open."""
     processes: list[ServerProcess] = []
 
     def start(*options: str) -> tuple[ServerProcess, str]:

@@ -1,4 +1,4 @@
-"""`/slots/{id}?action=…` over a real engine on a fake forward pass: the answers of llama-server b11434."""
+"""`/slots/{id}?action=…` over an engine with a fake forward pass, with the answers of llama-server b11434."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
@@ -24,17 +24,18 @@ from waiting import GUARD
 
 from llamado.engine.engine import Engine
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
-from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
 
 def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:
     over = threading.Event()
-    request = Request(prompt=prompt, n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    request = Request(
+        prompt=prompt, params=GenerationParams(n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    )
     engine.submit(request, lambda event: over.set() if type(event).__name__ == "Done" else None)
     assert over.wait(GUARD)
 
@@ -45,8 +46,7 @@ async def client(folder: Path | None) -> AsyncIterator[tuple[httpx.AsyncClient, 
     state = ServerState(switches=Switches(slot_save_path=None if folder is None else str(folder)))
     state.served = served(FakeEngine(n_slots=2))
     object.__setattr__(state.served, "engine", engine)
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         try:
             yield http, engine
         finally:
@@ -62,102 +62,93 @@ async def post(http: httpx.AsyncClient, path: str, body: object = None) -> tuple
 PROMPT = [1 + i % 96 for i in range(100)]
 
 
-def test_save_restore_erase(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with client(tmp_path) as (http, engine):
-            ask(engine, PROMPT, id_slot=0)
-            status, answer = await post(http, "/slots/0?action=save", {"filename": "a.bin"})
-            ms = answer.pop("timings")
-            assert status == 200 and list(ms) == ["save_ms"] and ms["save_ms"] > 0
-            size = (tmp_path / "a.bin").stat().st_size
-            assert answer == {"id_slot": 0, "filename": "a.bin", "n_saved": 103, "n_written": size}
+async def test_save_restore_erase(tmp_path: Path) -> None:
+    async with client(tmp_path) as (http, engine):
+        ask(engine, PROMPT, id_slot=0)
+        status, answer = await post(http, "/slots/0?action=save", {"filename": "a.bin"})
+        ms = answer.pop("timings")
+        assert status == 200 and list(ms) == ["save_ms"] and ms["save_ms"] > 0
+        size = (tmp_path / "a.bin").stat().st_size
+        assert answer == {"id_slot": 0, "filename": "a.bin", "n_saved": 103, "n_written": size}
 
-            status, answer = await post(http, "/slots/1?action=restore", {"filename": "a.bin"})
-            ms = answer.pop("timings")
-            assert status == 200 and list(ms) == ["restore_ms"] and ms["restore_ms"] > 0
-            assert answer == {"id_slot": 1, "filename": "a.bin", "n_restored": 103, "n_read": size}
+        status, answer = await post(http, "/slots/1?action=restore", {"filename": "a.bin"})
+        ms = answer.pop("timings")
+        assert status == 200 and list(ms) == ["restore_ms"] and ms["restore_ms"] > 0
+        assert answer == {"id_slot": 1, "filename": "a.bin", "n_restored": 103, "n_read": size}
 
-            for n, body in ((103, None), (0, b"xx")):
-                assert await post(http, "/slots/1?action=erase", body) == (200, {"id_slot": 1, "n_erased": n})
-
-    run(test())
+        for n, body in ((103, None), (0, b"xx")):
+            assert await post(http, "/slots/1?action=erase", body) == (200, {"id_slot": 1, "n_erased": n})
 
 
-def test_refusals(tmp_path: Path) -> None:
-    async def test() -> None:
-        def error(code: int, type: str, message: str) -> tuple[int, dict[str, Any]]:
-            return code, {"error": {"code": code, "message": message, "type": type}}
+async def test_refusals(tmp_path: Path) -> None:
+    def error(code: int, type: str, message: str) -> tuple[int, dict[str, Any]]:
+        return code, {"error": {"code": code, "message": message, "type": type}}
 
-        off = "This server does not support slots action. Start it with `--slot-save-path`"
-        async with client(None) as (http, _):
-            for action in ("save", "restore", "erase", "foo"):
-                expected = error(501, "not_supported_error", off)
-                assert await post(http, f"/slots/0?action={action}", {"filename": "a"}) == expected
-        bad = "invalid_request_error"
-        async with client(tmp_path) as (http, engine):
-            for id in ("abc", "9", "-1", "99999999999", "-99999999999", "9" * 5000, "²"):
-                for action in ("save", "restore", "erase"):
-                    found = await post(http, f"/slots/{id}?action={action}", {"filename": "a"})
-                    assert found == error(400, bad, "Invalid slot ID"), id
-            for path in ("/slots/0", "/slots/0?action=foo", "/slots/0?action="):
-                assert await post(http, path, {}) == error(400, bad, "Invalid action")
-            assert await post(http, "/slots/1x?action=erase") == (200, {"id_slot": 1, "n_erased": 0})
-            for action in ("save", "restore"):
-                path = f"/slots/0?action={action}"
-                for body in (b"", b"xx", [], {}, {"filename": 5}, {"filename": None}, "a"):
-                    status, answer = await post(http, path, body)
-                    assert status == 400 and answer["error"]["type"] == bad, body
-                for name in (
-                    "",
-                    "../x",
-                    "/etc/passwd",
-                    "a/b",
-                    "a\\b",
-                    "a\0",
-                    "..",
-                    ".",
-                    ".part",
-                    "a.",
-                    " a",
-                    "x" * 256,
-                ):
-                    assert await post(http, path, {"filename": name}) == error(400, bad, "Invalid filename"), name
-            missing = "Unable to restore slot: nope: No such file or directory"
-            assert await post(http, "/slots/0?action=restore", {"filename": "nope"}) == error(400, bad, missing)
-            (tmp_path / "bad").write_bytes(b"garbage" * 50)
-            status, answer = await post(http, "/slots/0?action=restore", {"filename": "bad"})
-            assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is not a saved slot"
-            (tmp_path / "full").mkdir()
-            status, answer = await post(http, "/slots/0?action=save", {"filename": "full"})
-            assert status == 500 and answer["error"]["message"].startswith("Unable to save slot: full: ")
-            assert answer["error"]["type"] == "server_error"
-            engine.close()
-            status, answer = await post(http, "/slots/0?action=erase")
-            assert status == 503 and answer["error"]["type"] == "unavailable_error"
-        assert {p.name for p in tmp_path.iterdir()} == {"bad", "full"}
-
-    run(test())
+    off = "This server does not support slots action. Start it with `--slot-save-path`"
+    async with client(None) as (http, _):
+        for action in ("save", "restore", "erase", "foo"):
+            expected = error(501, "not_supported_error", off)
+            assert await post(http, f"/slots/0?action={action}", {"filename": "a"}) == expected
+    bad = "invalid_request_error"
+    async with client(tmp_path) as (http, engine):
+        for id in ("abc", "9", "-1", "99999999999", "-99999999999", "9" * 5000, "²"):
+            for action in ("save", "restore", "erase"):
+                found = await post(http, f"/slots/{id}?action={action}", {"filename": "a"})
+                assert found == error(400, bad, "Invalid slot ID"), id
+        for path in ("/slots/0", "/slots/0?action=foo", "/slots/0?action="):
+            assert await post(http, path, {}) == error(400, bad, "Invalid action")
+        assert await post(http, "/slots/1x?action=erase") == (200, {"id_slot": 1, "n_erased": 0})
+        for action in ("save", "restore"):
+            path = f"/slots/0?action={action}"
+            for body in (b"", b"xx", [], {}, {"filename": 5}, {"filename": None}, "a"):
+                status, answer = await post(http, path, body)
+                assert status == 400 and answer["error"]["type"] == bad, body
+            for name in (
+                "",
+                "../x",
+                "/etc/passwd",
+                "a/b",
+                "a\\b",
+                "a\0",
+                "..",
+                ".",
+                ".part",
+                "a.",
+                " a",
+                "x" * 256,
+            ):
+                assert await post(http, path, {"filename": name}) == error(400, bad, "Invalid filename"), name
+        missing = "Unable to restore slot: nope: No such file or directory"
+        assert await post(http, "/slots/0?action=restore", {"filename": "nope"}) == error(400, bad, missing)
+        (tmp_path / "bad").write_bytes(b"garbage" * 50)
+        status, answer = await post(http, "/slots/0?action=restore", {"filename": "bad"})
+        assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is not a saved slot"
+        (tmp_path / "full").mkdir()
+        status, answer = await post(http, "/slots/0?action=save", {"filename": "full"})
+        assert status == 500 and answer["error"]["message"].startswith("Unable to save slot: full: ")
+        assert answer["error"]["type"] == "server_error"
+        engine.close()
+        status, answer = await post(http, "/slots/0?action=erase")
+        assert status == 503 and answer["error"]["type"] == "unavailable_error"
+    assert {p.name for p in tmp_path.iterdir()} == {"bad", "full"}
 
 
-def test_health_answers_while_a_slot_is_waited_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with client(tmp_path) as (http, engine):
-            gate = threading.Event()
-            engine._forward.before = lambda n: gate.wait(GUARD) and None  # type: ignore[attr-defined]
-            busy = threading.Thread(target=ask, args=(engine, PROMPT), kwargs={"id_slot": 0})
-            busy.start()
-            while not engine.snapshot().requests_processing:
-                time.sleep(0.001)
-            save = asyncio.ensure_future(post(http, "/slots/0?action=save", {"filename": "a"}))
-            for _ in range(5):
-                assert (await http.get("/health")).status_code == 200
-            assert not save.done()
-            gate.set()
-            status, answer = await save
-            assert status == 200 and answer["n_saved"] == 103
-            busy.join()
-
-    run(test())
+async def test_health_answers_while_a_save_waits_for_its_slot(tmp_path: Path) -> None:
+    async with client(tmp_path) as (http, engine):
+        gate = threading.Event()
+        engine._forward.before = lambda n: gate.wait(GUARD) and None  # type: ignore[attr-defined]
+        busy = threading.Thread(target=ask, args=(engine, PROMPT), kwargs={"id_slot": 0})
+        busy.start()
+        while not engine.snapshot().requests_processing:
+            time.sleep(0.001)
+        save = asyncio.ensure_future(post(http, "/slots/0?action=save", {"filename": "a"}))
+        for _ in range(5):
+            assert (await http.get("/health")).status_code == 200
+        assert not save.done()
+        gate.set()
+        status, answer = await save
+        assert status == 200 and answer["n_saved"] == 103
+        busy.join()
 
 
 @pytest.mark.slow
@@ -200,8 +191,8 @@ REQUESTS: list[tuple[str, object]] = [
 
 
 @pytest.mark.interop
-def test_as_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
-    """Status, keys, and messages that are not about JSON or files."""
+def test_answers_are_those_of_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
+    """Status, keys, and messages except those about JSON and files."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     ours.mkdir()

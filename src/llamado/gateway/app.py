@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 
 from llamado.gateway.balance import Balancer
-from llamado.gateway.forward import Forwarder
+from llamado.gateway.forward import ForwardedRequest, Forwarder
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.meter import Meter
 from llamado.gateway.metrics import GatewayMetrics
@@ -20,88 +20,65 @@ from llamado.gateway.options import GatewayError, GatewayOptions, replica_option
 from llamado.gateway.prefixes import chain_of
 from llamado.gateway.replica import Replica
 from llamado.http.access import HEALTH, digest, key_is_valid
-from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
+from llamado.http.answer import App, Receive, Scope, Send, error_response, handle_errors, json_response
 from llamado.http.bodies import body_of
-from llamado.http.errors import ApiError, invalid, not_found, not_supported
-from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
+from llamado.http.errors import ApiError, invalid, not_supported
+from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
 from llamado.http.metrics import Traffic
-from llamado.http.monitoring.counter import OTHER
+from llamado.http.routing import ANY, ApiRoute, ApiRouter, Endpoint
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
 
-_PER_REPLICA = frozenset({"/lora-adapters", "/props", "/v1/chat/completions/control"})
-_POSTS = MODEL_POSTS - _PER_REPLICA
-_GETS = frozenset({"/props", "/lora-adapters"})
-_HEALTHY = b'{"status":"ok"}'
+_PER_REPLICA = ("/lora-adapters", "/props", "/v1/chat/completions/control")
+_POSTS = MODEL_POSTS - {*_PER_REPLICA}
+_GETS = ("/props", "/lora-adapters")
+_HEALTHY = json_response(b'{"status":"ok"}')
 _RETRY_AFTER = 2
-
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gateway:
     """The gateway's ASGI application. Create it in the event loop that runs it."""
 
     def __init__(self, options: GatewayOptions, limits: KeyLimits) -> None:
-        self._options = options
-        self._retries: Counter[str] = Counter()
         self._limits = limits
         self._keeping = asyncio.ensure_future(limits.keep())
         self._admin = (digest(options.admin_key.encode()),) if options.admin_key else ()
-        self._guarded = bool(options.keys or options.access.api_keys)
         self.balancer = Balancer(options)
         self.ending = False
         """True during shutdown: cancelled requests then get an error response."""
         self.traffic = Traffic()
-        self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, self.traffic, options.labels)
-        self._handlers: dict[tuple[str, str], Handler] = {
-            ("GET", "/livez"): self._live,
-            **{("GET", path): self._ready for path in HEALTH - {"/livez"}},
-            ("GET", "/models"): self._models,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/metrics"): self._scrape,
-            ("GET", "/slots"): self._slots,
-            ("GET", "/gateway/status"): self._status,
-        }
-        self._admin_handlers: dict[tuple[str, str], Handler] = {
-            ("GET", "/gateway/replicas"): self._list,
-            ("POST", "/gateway/replicas"): self._add,
-            ("DELETE", "/gateway/replicas"): self._remove,
-            ("POST", "/gateway/drain"): self._drain,
-        }
+        retries: Counter[str] = Counter()
+        forward_keys = not (options.keys or options.access.api_keys)
+        self._forwarder = Forwarder(self.balancer, retries, options.patience, forward_keys)
+        self._metrics = GatewayMetrics(self.balancer, limits, retries, self.traffic, options.labels)
+        self.routes = ApiRouter(self._routes())
+
+    def _routes(self) -> list[ApiRoute]:
+        routes = [
+            *(("POST", path, self._forward) for path in sorted(_POSTS)),
+            *(("GET", path, self._forward) for path in _GETS),
+            *((ANY, path, self._refuse) for path in _PER_REPLICA),
+            ("GET", "/livez", self._live),
+            *(("GET", path, self._ready) for path in sorted(HEALTH - {"/livez"})),
+            ("GET", "/models", self._list_models),
+            ("GET", "/v1/models", self._list_models),
+            ("GET", MODEL + "{name:path}", self._describe_model),
+            ("GET", "/metrics", self._scrape),
+            ("GET", "/slots", self._slots),
+            (ANY, "/slots/{id:path}", self._refuse),
+            ("GET", "/gateway/status", self._status),
+            ("GET", "/gateway/replicas", self._for_administrators(self._list)),
+            ("POST", "/gateway/replicas", self._for_administrators(self._add)),
+            ("DELETE", "/gateway/replicas", self._for_administrators(self._remove)),
+            ("POST", "/gateway/drain", self._for_administrators(self._drain)),
+        ]
+        return [ApiRoute(*route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_faults(self._dispatch, scope, receive, send, log, ending=lambda: self.ending)
-
-    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = scope["method"], scope["path"]
-        if (method == "POST" and path in _POSTS) or (method == "GET" and path in _GETS):
-            await self._forward(scope, receive, send)
-        elif handler := self._handlers.get((method, path)):
-            await handler(scope, receive, send)
-        elif method == "GET" and path.startswith(MODEL):
-            await self._model(scope, receive, send)
-        elif handler := self._admin_handlers.get((method, path)):
-            self._check_administrator(dict(scope["headers"]))
-            await handler(scope, receive, send)
-        elif path in _PER_REPLICA or path.startswith("/slots/"):
-            raise not_supported(f"{path} is about one replica: ask that replica itself")
-        else:
-            raise not_found()
-
-    def endpoint(self, method: str, path: str) -> str:
-        """Return a request's endpoint in the metrics: its path, or a pattern for paths with names in them."""
-        one = (method, path)
-        if (
-            path in _PER_REPLICA | (_POSTS if method == "POST" else _GETS)
-            or one in self._handlers | self._admin_handlers
-        ):
-            return path
-        if method == "GET" and path.startswith(MODEL):
-            return f"{MODEL}{{name}}"
-        return "/slots/{id}" if path.startswith("/slots/") else OTHER
+        await handle_errors(self.routes, scope, receive, send, log, ending=lambda: self.ending)
 
     async def close(self) -> None:
         """Close all replicas and save the quotas."""
@@ -114,53 +91,49 @@ class Gateway:
 
     # Forwarded requests
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await body_of(scope).read(scope, receive)
+    async def _forward(self, request: Request) -> App:
+        scope = request.scope
+        body = await body_of(scope).read(scope, request.receive)
         fields: Any = None
         if body[:1] == b"{":
             try:
                 fields = await parse_body(body)
             except ApiError:
                 pass  # the replica reports what is wrong with it
-        chain = chain_of(fields)
         model = fields.get("model") if isinstance(fields, dict) else None
-        del fields
-        use = self._limits.find(dict(scope["headers"])) if scope["method"] == "POST" else None
-        meter = None if use is None else Meter(use, body)
-        exchange = Exchange(scope, receive, send, body, keys=not self._guarded)
-        del body  # the exchange releases it when the response starts
-        forwarder = Forwarder(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
-        try:
-            async with exchange:
-                await forwarder.run(chain, model if isinstance(model, str) else None, meter)
-        finally:
-            if meter is not None:
-                await meter.settle(charged=exchange.started or (exchange.disconnected and exchange.sent))
+        usage = self._limits.find(dict(scope["headers"])) if scope["method"] == "POST" else None
+        meter = None if usage is None else Meter(usage, body)
+        return ForwardedRequest(
+            self._forwarder, body, chain_of(fields), model if isinstance(model, str) else None, meter
+        )
+
+    async def _refuse(self, request: Request) -> App:
+        raise not_supported(f"{request.scope['path']} is about one replica: ask that replica itself")
 
     # State of all replicas
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, _HEALTHY)
+    async def _live(self, request: Request) -> App:
+        return _HEALTHY
 
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ready(self, request: Request) -> App:
         if self.balancer.ready:
-            await answer(send, _HEALTHY)
-            return
+            return _HEALTHY
         states = {r.name: "draining" if r.draining else r.state.message for r in self.balancer.replicas.values()}
-        error = ApiError("unavailable_error", "no replica is ready", retry_after=_RETRY_AFTER, replicas=states)
-        await error_response(error)(scope, receive, send)
+        return error_response(
+            ApiError("unavailable_error", "no replica is ready", retry_after=_RETRY_AFTER, replicas=states)
+        )
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _list_models(self, request: Request) -> App:
         """List each model once, with the replicas that serve it."""
-        await answer(send, orjson.dumps({"object": "list", "data": self._merged_models()}))
+        return _json({"object": "list", "data": self._merged_models()})
 
-    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve `/v1/models/NAME`: one model."""
-        name = scope["path"].removeprefix(MODEL)
-        found = next((one for one in self._merged_models() if name in (one["id"], *(one.get("aliases") or ()))), None)
+    async def _describe_model(self, request: Request) -> App:
+        name = request.path_params["name"]
+        models = self._merged_models()
+        found = next((one for one in models if name in (one["id"], *(one.get("aliases") or ()))), None)
         if found is None:
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
-        await answer(send, orjson.dumps({**found, "id": name}))
+        return _json({**found, "id": name})
 
     def _merged_models(self) -> list[dict[str, Any]]:
         merged: dict[str, dict[str, Any]] = {}
@@ -171,43 +144,43 @@ class Gateway:
                     entry["replicas"].append(replica.name)
         return list(merged.values())
 
-    async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, (await self._metrics.text()).encode(), 200, [(b"content-type", CONTENT_TYPE)])
+    async def _scrape(self, request: Request) -> App:
+        text = await self._metrics.text()
+        return Response(text.encode(), headers={"content-type": CONTENT_TYPE.decode()})
 
-    async def _slots(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _slots(self, request: Request) -> App:
         """List the slots of all ready replicas, each with the replica's name."""
 
-        async def of(replica: Replica) -> list[dict[str, Any]]:
+        async def slots_of(replica: Replica) -> list[dict[str, Any]]:
             try:
                 return [{"replica": replica.name, **slot} for slot in await replica.slots()]
             except (UpstreamLost, TimeoutError, ValueError):
                 return []
 
         ready = [replica for replica in self.balancer.replicas.values() if replica.ready]
-        found = await asyncio.gather(*map(of, ready))
-        await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
+        found = await asyncio.gather(*map(slots_of, ready))
+        return _json([slot for slots in found for slot in slots])
 
-    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _status(self, request: Request) -> App:
         """Report state and load of each replica. Addresses are left out: they are for administrators only."""
-        await answer(send, orjson.dumps({"replicas": [r.status for r in self.balancer.replicas.values()]}))
+        return _json({"replicas": [r.status for r in self.balancer.replicas.values()]})
 
     # Administration
 
-    def _check_administrator(self, headers: dict[bytes, bytes]) -> None:
-        if not self._admin:
-            raise ApiError("permission_error", "administration is disabled: start the gateway with --admin-key KEY")
-        if not key_is_valid(headers, self._admin):
-            raise ApiError("authentication_error", "this needs the gateway's --admin-key")
+    def _for_administrators(self, endpoint: Endpoint) -> Endpoint:
+        async def checked(request: Request) -> App:
+            if not self._admin:
+                message = "administration is disabled: start the gateway with --admin-key KEY"
+                raise ApiError("permission_error", message)
+            if not key_is_valid(dict(request.scope["headers"]), self._admin):
+                raise ApiError("authentication_error", "this needs the gateway's --admin-key")
+            return await endpoint(request)
 
-    async def _read_fields(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        body = await body_of(scope).read(scope, receive)
-        fields = await parse_body(body) if body else dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        if not isinstance(fields, dict):
-            raise invalid("the request body must be a JSON object")
-        return fields
+        return checked
 
-    async def _find_replica(self, scope: Scope, receive: Receive) -> tuple[Replica, dict[str, Any]]:
-        fields = await self._read_fields(scope, receive)
+    async def _find_replica(self, request: Request) -> tuple[Replica, dict[str, Any]]:
+        """Return the replica that a request names, and the request's fields. Raises ApiError."""
+        fields = await _read_fields(request)
         name = fields.get("replica")
         replica = self.balancer.find(name) if isinstance(name, str) else None
         if replica is None:
@@ -215,27 +188,27 @@ class Gateway:
             raise ApiError("not_found_error", f"replica: expected the name or URL of one ({known}), got {name!r}")
         return replica, fields
 
-    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, orjson.dumps({"replicas": [r.admin_status for r in self.balancer.replicas.values()]}))
+    async def _list(self, request: Request) -> App:
+        return _json({"replicas": [r.admin_status for r in self.balancer.replicas.values()]})
 
-    async def _add(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _add(self, request: Request) -> App:
         try:
-            options = replica_options(await self._read_fields(scope, receive), "replica")
+            options = replica_options(await _read_fields(request), "replica")
         except GatewayError as error:
             raise invalid(str(error)) from None
         replica = self.balancer.add(options)
         log.info("replica %s: added", replica.name)
-        await answer(send, orjson.dumps(replica.admin_status), 201)
+        return _json(replica.admin_status, 201)
 
-    async def _remove(self, scope: Scope, receive: Receive, send: Send) -> None:
-        replica, _ = await self._find_replica(scope, receive)
+    async def _remove(self, request: Request) -> App:
+        replica, _ = await self._find_replica(request)
         self.balancer.remove(replica)
         log.info("replica %s: removed (requests still under way=%d)", replica.name, replica.in_flight)
-        await answer(send, orjson.dumps(replica.admin_status))
+        return _json(replica.admin_status)
 
-    async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _drain(self, request: Request) -> App:
         """`{"replica": NAME, "drain": true, "wait": SECONDS}`: respond when the replica is idle, or after `wait`."""
-        replica, fields = await self._find_replica(scope, receive)
+        replica, fields = await self._find_replica(request)
         drain, wait = fields.get("drain", True), fields.get("wait", 0)
         if not isinstance(drain, bool):
             raise invalid("drain: expected true or false")
@@ -251,4 +224,17 @@ class Gateway:
                     await replica.wait_idle()
             except TimeoutError:
                 pass
-        await answer(send, orjson.dumps(replica.admin_status))
+        return _json(replica.admin_status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return json_response(orjson.dumps(value), status)
+
+
+async def _read_fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a JSON body, or of the query if there is no body. Raises ApiError."""
+    body = await body_of(request.scope).read(request.scope, request.receive)
+    fields = await parse_body(body) if body else {name: text for name, text in request.query_params.items() if text}
+    if not isinstance(fields, dict):
+        raise invalid("the request body must be a JSON object")
+    return fields

@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from llamado.gateway.balance import Balancer
 from llamado.gateway.meter import Meter
 from llamado.gateway.prefixes import Chain
 from llamado.gateway.replica import Replica
-from llamado.http.answer import Scope
+from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
 from llamado.http.exchange import Exchange
 from llamado.http.upstream import UpstreamLost
@@ -32,67 +33,89 @@ RETRY_AFTER = 2
 REPLICA_HEADER = b"x-llamado-replica"
 
 
+@dataclass(frozen=True)
 class Forwarder:
-    """Forwards one request to a replica and streams the response back. `retries`: counts reasons of retries."""
+    """Settings and counters shared by all forwarded requests of a gateway."""
 
-    def __init__(
-        self, balancer: Balancer, scope: Scope, exchange: Exchange, retries: Counter[str], *, patience: float
-    ) -> None:
-        self._balancer = balancer
-        self._exchange = exchange
-        self._path: bytes = scope["raw_path"]
-        self._query: bytes = scope["query_string"]
-        self._retries = retries
-        self._patience = patience
+    balancer: Balancer
+    retries: Counter[str]
+    """Retries by reason."""
+    patience: float
+    """Seconds to wait for an available replica."""
+    keys: bool
+    """Forward the clients' keys."""
+
+
+class ForwardedRequest:
+    """A response that forwards its request to a replica. Raises ApiError if no replica's response has started."""
+
+    def __init__(self, forwarder: Forwarder, body: bytes, chain: Chain, model: str | None, meter: Meter | None) -> None:
+        self._forwarder = forwarder
+        self._balancer = forwarder.balancer
+        self._body = body
+        self._chain = chain
+        self._model = model
+        self._meter = meter
         self._tried: set[Replica] = set()
 
-    async def run(self, chain: Chain, model: str | None, meter: Meter | None) -> None:
-        """Answer the request. Raises ApiError if the response has not started."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._body, keys=self._forwarder.keys)
+        self._body = b""  # the exchange releases it when the response starts
+        try:
+            async with exchange:
+                await self._run(exchange, scope["raw_path"], scope["query_string"])
+        finally:
+            if self._meter is not None:
+                await self._meter.settle(charged=exchange.started or (exchange.disconnected and exchange.sent))
+
+    async def _run(self, exchange: Exchange, path: bytes, query: bytes) -> None:
         lost = 0
         end: float | None = None
         attempts: dict[str, str] = {}
-        while not self._exchange.disconnected:
-            replica = self._balancer.choose(chain, model, self._tried)
+        while not exchange.disconnected:
+            replica = self._choose()
             if replica is None:
                 now = asyncio.get_running_loop().time()
-                end = now + self._patience if end is None else end
+                end = now + self._forwarder.patience if end is None else end
                 if now >= end:
                     raise self._unavailable(attempts)
-                await self._wait(end - now)
+                await self._wait(exchange, end - now)
                 self._tried.clear()
                 continue
             self._tried.add(replica)
-            reason = await self._try(replica, chain, model, meter)
+            reason = await self._try(exchange, replica, path, query)
             if reason is None:
                 return
             attempts[replica.name] = reason
-            self._retries[reason] += 1
+            self._forwarder.retries[reason] += 1
             if reason == "lost":
                 lost += 1
                 if lost == SENDS:
                     message = f"{SENDS} replicas were lost with this request; it is not sent again"
                     raise ApiError("server_error", message, status=502)
 
-    async def _wait(self, seconds: float) -> None:
+    def _choose(self) -> Replica | None:
+        return self._balancer.choose(self._chain, self._model, self._tried)
+
+    async def _wait(self, exchange: Exchange, seconds: float) -> None:
         """Wait until a replica becomes available, at most _LOOK seconds, or the client disconnects."""
+        change = asyncio.wait_for(self._balancer.wait_for_change(), min(_LOOK, seconds))
         try:
-            await self._exchange.unless_disconnected(
-                asyncio.wait_for(self._balancer.wait_for_change(), min(_LOOK, seconds))
-            )
+            await exchange.unless_disconnected(change)
         except TimeoutError:
             pass
 
-    async def _try(self, replica: Replica, chain: Chain, model: str | None, meter: Meter | None) -> str | None:
+    async def _try(self, exchange: Exchange, replica: Replica, path: bytes, query: bytes) -> str | None:
         """Send the request to a replica and deliver the response. Return the reason if another one must be tried."""
-        exchange = self._exchange
-        self._balancer.record(chain, replica)
+        meter = self._meter
+        self._balancer.record(self._chain, replica)
         probe = replica.begin(exchange)
         more = [] if meter is None else meter.begin(replica)
         try:
-            connection = await exchange.forward(replica.pool, self._path, self._query, key=replica.key, more=more)
+            connection = await exchange.forward(replica.pool, path, query, key=replica.key, more=more)
             status = connection.status
             self._judge(replica, probe, status)
-            if status in NOT_NOW and self._balancer.choose(chain, model, self._tried) is not None:
+            if status in NOT_NOW and self._choose() is not None:
                 replica.check_now()
                 return "failed" if status in _FAILED else "busy"
             replica.response_started(exchange)
@@ -104,7 +127,7 @@ class Forwarder:
                 await exchange.deliver(connection, [name], meter.observe, meter.settle)
             return None
         except UpstreamLost as error:
-            return await self._lost(replica, probe, error)
+            return await self._lost(exchange, replica, probe, error)
         except BaseException:
             replica.breaker.release_probe(probe)
             raise
@@ -121,8 +144,7 @@ class Forwarder:
         else:
             replica.breaker.record_success(probe)
 
-    async def _lost(self, replica: Replica, probe: bool, error: UpstreamLost) -> str | None:
-        exchange = self._exchange
+    async def _lost(self, exchange: Exchange, replica: Replica, probe: bool, error: UpstreamLost) -> str | None:
         if exchange.disconnected:
             replica.breaker.release_probe(probe)
             return None

@@ -6,7 +6,6 @@ import logging
 import socket
 from dataclasses import replace
 from types import FrameType
-from typing import Any, cast
 
 from llamado.gateway.app import Gateway
 from llamado.gateway.limits import KeyLimits
@@ -49,15 +48,13 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
         server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
-        application.append(RequestCounter(server.access, gateway.traffic, gateway.endpoint))
+        application.append(RequestCounter(server.access, gateway.traffic, gateway.routes.endpoint))
         return application[0]
 
     # Each request needs a second connection, to its replica.
     connections = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
     refuse = busy_app(lambda: application[0], "", lambda *refused: application[0].refused(*refused))
-    settings = configure(
-        make, connections, cast(Any, refuse), key=options.ssl_key, certificate=options.ssl_cert, proxied=False
-    )
+    settings = configure(make, connections, refuse, key=options.ssl_key, certificate=options.ssl_cert, proxied=False)
     server = GatewayServer(settings)
     return server
 

@@ -12,13 +12,13 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from llamado.http.answer import App
 from llamado.http.bodies import MAX_BODY
 
 if sys.platform != "win32":
@@ -151,14 +151,17 @@ def _title_case(name: bytes) -> bytes:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's HTTP connection with limits. `limits` is shared by all connections of a server."""
+    """uvicorn's HTTP connection with limits, and the only class that uses internals of uvicorn.
 
-    limits: ConnectionLimits
-    refuse: ASGI3Application
-    """Application for connections beyond the limit."""
+    pyproject.toml pins the range of uvicorn versions whose internals it knows; tests/http/test_uvicorn.py names those
+    that a new version lacks. `limits`: shared by all connections of a server. `refuse`: the application for
+    connections beyond the limit.
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, refuse: App, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.limits = limits
+        self.refuse = refuse
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._header_bytes = 0
@@ -267,11 +270,13 @@ class HttpConnection(HttpToolsProtocol):
         self._set_deadline(self._body_seconds())
         super().on_headers_complete()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._responding = cycle
         cycle.transport = _TitleCaseTransport(self.transport, self._close_after_request)  # type: ignore[assignment]
         cycle.scope["extensions"][WRITE] = partial(self._write_more, cycle)  # type: ignore[assignment]
-        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+        super()._start_asgi_task(
+            cycle, cast(Any, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+        )
 
     def _write_more(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
@@ -401,7 +406,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+def _unchunked(cycle: RequestResponseCycle, app: App) -> App:
     """Wrap `app` for HTTP/1.0 clients, which cannot read chunks: the connection's end marks the end of the body."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -410,9 +415,12 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
         async def sending(message: Any) -> None:
             nonlocal is_unframed
             if message["type"] == "http.response.start":
-                is_unframed = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                names = {name.lower() for name, _ in message["headers"]}
+                is_unframed = b"content-length" not in names
                 if is_unframed:
                     cycle.chunked_encoding, cycle.keep_alive = False, False
+                if b"connection" not in names:  # uvicorn adds it since 0.53
+                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             elif is_unframed:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
@@ -422,15 +430,10 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
     return answer
 
 
-def protocol(limits: ConnectionLimits, refuse: ASGI3Application) -> type[HttpConnection]:
-    """Return the protocol class for a server's connections."""
-    return type("ServerConnection", (HttpConnection,), {"limits": limits, "refuse": staticmethod(refuse)})
-
-
 def configure(
     make_app: Callable[[], Any],
     limits: ConnectionLimits,
-    refuse: ASGI3Application,
+    refuse: App,
     *,
     key: str | None = None,
     certificate: str | None = None,
@@ -449,7 +452,7 @@ def configure(
         date_header=False,
         lifespan="off",
         ws="none",
-        http=protocol(limits, refuse),
+        http=cast(Any, partial(HttpConnection, limits=limits, refuse=refuse)),
         timeout_keep_alive=min(KEEP_ALIVE, int(limits.timeout)),
         proxy_headers=proxied,
         timeout_graceful_shutdown=GRACE,

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
+from llamado.http.disconnect import disconnected
 from llamado.http.errors import ApiError, error_body, error_event
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
@@ -130,13 +131,12 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
         self._scope = scope
-        self._receive = receive
         self._send = send
         self._body = body
         self._keys = keys
         self._task = asyncio.current_task()
         self._connection: UpstreamConnection | None = None
-        self._watcher: asyncio.Future[None] | None = None
+        self._guard = disconnected(receive, self._on_disconnect)
         self._waiting = False
         self._stream = self._lines = False
         self._path = ""
@@ -154,18 +154,14 @@ class Exchange:
         """True if part of the response has been sent to the client."""
 
     async def __aenter__(self) -> Exchange:
-        self._watcher = asyncio.ensure_future(self._watch())
+        self._guard.__enter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+    async def __aexit__(self, *error: Any) -> None:
+        self._guard.__exit__(*error)
         self._body = b""  # an exception's traceback may hold this object for long
 
-    async def _watch(self) -> None:
-        """Close the upstream connection when the client disconnects."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _on_disconnect(self) -> None:
         self.disconnected = True
         if self._connection is not None:
             self._connection.hang_up("the client disconnected")

@@ -62,18 +62,24 @@ def _model_json(instance: Instance) -> dict[str, Any]:
     return found
 
 
-async def forward_events(instance: Instance, scope: Scope, receive: Receive, send: Send, *, keys: bool) -> None:
-    """Forward the model server's events. Raises ApiError if it does not run or does not respond."""
-    child = instance.child
-    if instance.status != LOADED or child is None or instance.stopping:
-        raise invalid("model is not loaded")
-    async with Exchange(scope, receive, send, b"", keys=keys) as exchange:
-        try:
-            connection = await exchange.forward(child.pool, PATH.encode(), b"", ended=child.exit.done)
-            await exchange.deliver(connection)
-        except UpstreamLost as error:
-            if exchange.started:
-                # The model was unloaded: end the stream as a server does at shutdown.
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif not exchange.disconnected:
-                raise ApiError("server_error", f"model '{instance.model.name}': {error}", status=502) from None
+class ModelEvents:
+    """A response that forwards the events of a model's own server. Raises ApiError if it does not run or respond."""
+
+    def __init__(self, instance: Instance, *, keys: bool) -> None:
+        self._instance = instance
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        instance, child = self._instance, self._instance.child
+        if instance.status != LOADED or child is None or instance.stopping:
+            raise invalid("model is not loaded")
+        async with Exchange(scope, receive, send, b"", keys=self._keys) as exchange:
+            try:
+                connection = await exchange.forward(child.pool, PATH.encode(), b"", ended=child.exit.done)
+                await exchange.deliver(connection)
+            except UpstreamLost as error:
+                if exchange.started:
+                    # The model was unloaded: end the stream as a server does at shutdown.
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                elif not exchange.disconnected:
+                    raise ApiError("server_error", f"model '{instance.model.name}': {error}", status=502) from None

@@ -88,34 +88,49 @@ class Peers:
             short = self.find(found.model) == found and not is_taken(found.model)
             yield (found.model if short else name), found
 
-    async def run(
-        self, found: PeerModel, scope: Scope, receive: Receive, send: Send, fields: dict[str, Any], body: bytes
-    ) -> None:
-        """Proxy a request to a peer. `fields`: the parsed body. Raises ApiError."""
+    def proxy(self, found: PeerModel, fields: dict[str, Any], body: bytes) -> PeerRequest:
+        """Return the response to a request for a peer's model. `fields`: the parsed body."""
         peer = found.peer
-        hops = next((value for name, value in scope["headers"] if name == HOPS), b"0")
-        passed = int(hops) if hops.isdigit() and len(hops) < 4 else MAX_HOPS
-        if passed >= MAX_HOPS:
-            message = f"the request has passed {MAX_HOPS} routers: peers that name one another have no such model"
-            raise ApiError("server_error", message, status=508)
         if peer.rewrite or fields.get("model") != found.model:
             asked = str(fields.get("model"))
             fields["model"] = found.model
             peer.rewrite.apply(fields, asked)
             body = orjson.dumps(fields)
+        return PeerRequest(peer, self._pools[peer.name], body)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for pool in self._pools.values():
+            pool.close()
+
+
+class PeerRequest:
+    """A response that proxies its request to a peer. Raises ApiError if the peer's response has not started."""
+
+    def __init__(self, peer: Peer, pool: Pool, body: bytes) -> None:
+        self._peer = peer
+        self._pool = pool
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        peer = self._peer
+        hops = next((value for name, value in scope["headers"] if name == HOPS), b"0")
+        passed = int(hops) if hops.isdigit() and len(hops) < 4 else MAX_HOPS
+        if passed >= MAX_HOPS:
+            message = f"the request has passed {MAX_HOPS} routers: peers that name one another have no such model"
+            raise ApiError("server_error", message, status=508)
         more = [(HOPS, b"%d" % (passed + 1))]
         key = peer.key.encode()
         if key:
             more.append((b"x-api-key", key))
-        async with Exchange(scope, receive, send, body, keys=False) as exchange:
-            del body
+        exchange = Exchange(scope, receive, send, self._body, keys=False)
+        self._body = b""  # the exchange releases it when the response starts
+        async with exchange:
             try:
                 asking = asyncio.timeout(peer.timeout or None)
                 async with asking:
                     connection = await exchange.unless_disconnected(
-                        exchange.forward(
-                            self._pools[peer.name], scope["raw_path"], scope["query_string"], key=key, more=more
-                        )
+                        exchange.forward(self._pool, scope["raw_path"], scope["query_string"], key=key, more=more)
                     )
                 if connection is not None:
                     await exchange.deliver(connection)
@@ -132,8 +147,3 @@ class Peers:
                     return
                 log.warning("peer %s: %s", peer.name, error)
                 raise ApiError("server_error", f"the peer {peer.name!r} gave no answer: {error}", status=502) from None
-
-    def close(self) -> None:
-        """Close all connections."""
-        for pool in self._pools.values():
-            pool.close()

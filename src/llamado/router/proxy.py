@@ -27,29 +27,48 @@ SENDS = 2
 
 
 class ProxiedRequest:
-    """Proxies one request to a model and streams the response back."""
+    """A response that proxies its request to a model. Raises ApiError if the model's response has not started.
 
-    def __init__(self, fleet: Fleet, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
+    `keys`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model if
+    necessary. `path`: the path at the model's server, by default the request's.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        instance: Instance,
+        body: bytes,
+        *,
+        keys: bool,
+        count: bool = True,
+        autoload: bool = True,
+        path: bytes | None = None,
+    ) -> None:
         self._fleet = fleet
-        self._exchange = Exchange(scope, receive, send, body, keys=keys)
+        self._instance = instance
+        self._body = body
+        self._keys = keys
+        self._count = count
+        self._autoload = autoload
+        self._path = path
 
-    async def run(self, instance: Instance, path: bytes, query: bytes, *, count: bool, autoload: bool) -> None:
-        """Answer the request. Raises ApiError if the response has not started."""
-        async with self._exchange as exchange:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._body, keys=self._keys)
+        self._body = b""  # the exchange releases it when the response starts
+        path = scope["raw_path"] if self._path is None else self._path
+        async with exchange:
             try:
-                await self._run(exchange, instance, path, query, count, autoload)
+                await self._run(exchange, path, scope["query_string"])
             except UpstreamLost as error:
                 if not exchange.disconnected:
                     await exchange.fail(error, "the model's process")
 
-    async def _run(
-        self, exchange: Exchange, instance: Instance, path: bytes, query: bytes, count: bool, autoload: bool
-    ) -> None:
-        name = instance.model.name
+    async def _run(self, exchange: Exchange, path: bytes, query: bytes) -> None:
+        name = self._instance.model.name
         last_child: Child | None = None
         lost = 0
         for _ in range(TRIES):
-            lease = await self._lease(instance, count, autoload)
+            lease = await self._lease(exchange)
             if lease is None:
                 return
             exchange.sent = False
@@ -76,13 +95,13 @@ class ProxiedRequest:
             log.warning("model %s: request not answered: %s; sending it again", name, reason)
         raise ApiError("server_error", f"model '{name}' took no request in {TRIES} tries: {reason}", status=502)
 
-    async def _lease(self, instance: Instance, count: bool, autoload: bool) -> Lease | None:
+    async def _lease(self, exchange: Exchange) -> Lease | None:
         """Return a lease; None if the client disconnected while waiting."""
-        if self._exchange.disconnected:
+        if exchange.disconnected:
             return None
-        if not autoload and not instance.running:
+        if not self._autoload and not self._instance.running:
             raise ApiError("invalid_request_error", "model is not loaded")
-        return await self._exchange.unless_disconnected(self._fleet.acquire(instance, count=count))
+        return await exchange.unless_disconnected(self._fleet.acquire(self._instance, count=self._count))
 
     async def _wait_for_exit(self, lease: Lease) -> None:
         """Wait briefly for the process's exit, the likely cause of a lost response."""

@@ -6,19 +6,21 @@ The page or another client gets tool calls from a model and runs them here. The 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from llamado.http.access import AccessRules
-from llamado.http.answer import Receive, error_response, json_response
-from llamado.http.errors import ApiError, ClientDisconnected, invalid, not_found
+from llamado.http.answer import error_response, json_response
+from llamado.http.disconnect import unless_disconnected
+from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.json_body import read_object
 from llamado.http.sockets import is_local
+from llamado.http.streams import PartStream
 from llamado.tools.errors import InvalidCall, ToolsError
 from llamado.tools.proxy import McpProxy
 from llamado.tools.settings import ToolSettings
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 DISABLED = orjson.dumps({"error": {"message": "this feature is disabled", "type": "feature_disabled"}})
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
-
-T = TypeVar("T")
 
 
 def disabled() -> Response:
@@ -115,8 +115,8 @@ class ToolsApi:
             if tool is None or (stream and not tool.streams):
                 return error_response(not_found())
             if stream:
-                return StreamingResponse(_events(toolbox, tool, call), 200, _EVENTS)
-            found = await unless_gone(request.receive, toolbox.use(tool, call))
+                return PartStream(_events(toolbox, tool, call), headers=_EVENTS)
+            found = await unless_disconnected(request.receive, toolbox.use(tool, call))
         except ApiError as error:
             return _bare(error)
         except InvalidCall as error:
@@ -157,7 +157,7 @@ def _read(body: dict[str, Any], request: Request) -> tuple[str, bool, Call]:
     )  # fmt: skip
 
 
-async def _events(toolbox: Toolbox, tool: Tool, call: Call) -> AsyncIterator[bytes]:
+async def _events(toolbox: Toolbox, tool: Tool, call: Call) -> AsyncGenerator[bytes, None]:
     """Yield the output as events while the tool runs; the call ends with the client's connection."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
@@ -178,22 +178,3 @@ async def _events(toolbox: Toolbox, tool: Tool, call: Call) -> AsyncIterator[byt
         yield b"data: " + _json(done) + b"\n\n"
     finally:
         task.cancel()
-
-
-async def unless_gone(receive: Receive, what: Awaitable[T]) -> T:
-    """Await `what`. Raises ClientDisconnected if the client disconnects first."""
-    task = asyncio.ensure_future(what)
-    watcher = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait([task, watcher], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnected("the client disconnected before the tool was done")
-        return task.result()
-    finally:
-        task.cancel()
-        watcher.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -6,16 +6,17 @@ The endpoint is llama-server's (tools/server/server-cors-proxy.h, b11434).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from llamado.http.answer import error_response
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError
+from llamado.http.streams import PartStream
 
 if TYPE_CHECKING:
     import httpx
@@ -59,7 +60,7 @@ class McpProxy:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return error_response(ApiError("server_error", f"proxy error: {error or type(error).__name__}"))
         shown = {name: value for name, value in response.headers.items() if name in _PASSED_BACK}
-        return StreamingResponse(_pieces(response), response.status_code, shown | _HARMLESS)
+        return PartStream(_pieces(response), response.status_code, shown | _HARMLESS)
 
 
 def _fault(url: str) -> str:
@@ -88,7 +89,7 @@ def _open() -> httpx.AsyncClient:
     return client
 
 
-async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _pieces(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
     try:
         async for piece in answer.aiter_raw():
             yield piece

@@ -17,7 +17,7 @@ OTHER = "other"
 
 
 class RequestCounter:
-    """ASGI middleware that counts requests. `endpoint` maps (method, path without prefix) to a metrics endpoint."""
+    """ASGI middleware that counts requests. `endpoint`: maps (method, path without prefix) to an endpoint, or to ""."""
 
     def __init__(self, app: App, traffic: Traffic, endpoint: Callable[[str, str], str], prefix: str = "") -> None:
         self._app = app
@@ -56,5 +56,5 @@ class RequestCounter:
 
     def _count(self, method: str, path: str, status: int, seconds: float, *, cancelled: bool = False) -> None:
         path = path.removeprefix(self._prefix)
-        endpoint = self._endpoint("GET" if method == "HEAD" else method, path)
+        endpoint = self._endpoint("GET" if method == "HEAD" else method, path) or OTHER
         self._traffic.count(method, endpoint, status, seconds, cancelled=cancelled, probe=path in HEALTH)

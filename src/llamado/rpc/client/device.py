@@ -72,7 +72,7 @@ class RemoteBuffer:
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
         self.sent_inputs = SentInputs()
-        self.own_weights = 0
+        self.local_weight_bytes = 0
         """Bytes that the worker filled from its own files."""
 
     def lock(self) -> bool:
@@ -208,7 +208,7 @@ class RemoteDevice:
 
     local = False
     details = ""
-    working = 0
+    working_bytes = 0
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}{' lost' if self.lost else ''}>"
@@ -237,7 +237,7 @@ class RemoteDevice:
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
 
     @property
-    def pulse(self) -> float | None:
+    def heartbeat_seconds(self) -> float | None:
         """Round trip of the worker's latest heartbeat in seconds; None for ggml's, which have none."""
         return self._connection.round_trip
 
@@ -309,7 +309,7 @@ class RemoteDevice:
         for tensor, data in weights:
             if data.nbytes != tensor.nbytes:
                 raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
-        self.expect(weights)
+        self.announce_weights(weights)
         # A weight that the worker is to map must lie in its page as in the file.
         inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.worker_files.is_mapped(t.name)}
         buffers = self._place([tensor for tensor, _ in weights], clear=False, inside=inside)
@@ -319,7 +319,7 @@ class RemoteDevice:
             sent = {item.name for item in items}
             for tensor, data in weights:
                 if tensor.name not in sent:
-                    self._bound(tensor)[0].own_weights += data.nbytes
+                    self._bound(tensor)[0].local_weight_bytes += data.nbytes
             threshold = OWN_HASH_THRESHOLD if self.is_ours else HASH_THRESHOLD
             send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
@@ -331,14 +331,14 @@ class RemoteDevice:
                 hashes.save()
         return [*buffers]
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Offer weights to the worker. Both sides start to hash those that its own files may hold."""
         self.worker_files.expect([(tensor.name, data) for tensor, data in weights])
 
     @property
-    def own_weights(self) -> int:
+    def local_weight_bytes(self) -> int:
         """Bytes of weights from the worker's own files."""
-        return sum(buffer.own_weights for buffer in [*self._buffers])
+        return sum(buffer.local_weight_bytes for buffer in [*self._buffers])
 
     def _place(
         self, tensors: Sequence[Tensor], clear: bool, inside: Mapping[str, int] | None = None
@@ -616,14 +616,14 @@ class RemoteDevice:
         """Raises DeviceError: the protocol has no operation times."""
         raise DeviceError(f"{self.name} cannot time its operations")
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drop encoded graphs. The worker releases their working memory itself."""
         with self._connection.sending:
             for graph in graphs:
                 prepared = self._prepared.pop(id(graph), None)
                 self._prepared_bytes -= 0 if prepared is None else len(prepared.payload)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Do nothing: the worker releases idle memory itself."""
 
     def abandon(self) -> None:

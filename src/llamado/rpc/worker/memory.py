@@ -249,7 +249,7 @@ class SharedDevice:
             return
         if self.turns.try_enter():
             try:
-                self.device.rest()
+                self.device.trim_memory()
                 self._is_resting = True
             finally:
                 self.turns.__exit__()
@@ -265,9 +265,9 @@ class SharedDevice:
         """Forget dropped graphs and count the working memory again; only inside a turn."""
         if not (self._dropped or self._reserved):
             return
-        self.device.forget([self._dropped.popleft() for _ in range(len(self._dropped))])
+        self.device.drop_graphs([self._dropped.popleft() for _ in range(len(self._dropped))])
         with self._lock:
-            self._working, self._reserved = self.device.working, False
+            self._working, self._reserved = self.device.working_bytes, False
 
     def _reserve(self, size: int) -> None:
         """Reserve `size` bytes of working memory, which all graphs share. Raises DeviceError if there is no room."""

@@ -17,6 +17,7 @@ from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.pooling import normalize
 from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
+from llamado.http.disconnect import disconnected
 from llamado.http.json_body import read_object
 from llamado.http.request_log import current
 from llamado.models.hparams import Pooling
@@ -24,7 +25,6 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
 from llamado.server.generate.json_values import flag, integer, text, type_name
 from llamado.server.generate.prompts import tokenize_prompts
-from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
 from llamado.server.model import ServedEmbeddings, ServedTokenizer
 from llamado.server.state import ServerState
@@ -51,10 +51,10 @@ class EmbeddingsResponse(Response):
             record.n_prompt += self._n_tokens
             record.prompt_tokens += self._n_tokens
         waiting = asyncio.wrap_future(self._future)
-        watcher = asyncio.ensure_future(watch(receive, lambda: _cancel(waiting)))
         response: Response
         try:
-            found = await waiting
+            with disconnected(receive, waiting.cancel):
+                found = await waiting
             size = sum(embedding.vectors.size for embedding in found)
             response = json_response(
                 self._write(found) if size <= _FEW else await in_thread(lambda: self._write(found))
@@ -66,7 +66,6 @@ class EmbeddingsResponse(Response):
         except LlamadoError as error:
             response = error_response(translate(error), scope["path"])
         finally:
-            watcher.cancel()
             waiting.cancel()
         await response(scope, receive, send)
 
@@ -77,10 +76,6 @@ class EmbeddingsResponse(Response):
 def submit(embeddings: ServedEmbeddings, texts: list[list[int]]) -> PendingEmbeddings:
     """Submit texts, as tokens, for embedding."""
     return embeddings.embedder.submit(texts), sum(map(len, texts))
-
-
-def _cancel(waiting: asyncio.Future[list[Embedding]]) -> None:
-    waiting.cancel()
 
 
 async def _embed(state: ServerState, request: Request, *, openai: bool) -> Response:

@@ -12,6 +12,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llamado.http.disconnect import disconnected
+
 PING_SECONDS = 15.0
 """A stream without messages sends a comment this often, so that proxies keep the connection."""
 _POLL_SECONDS = 0.25
@@ -40,17 +42,16 @@ class LiveStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.ensure_future(self._write(send))
-        watcher = asyncio.ensure_future(_gone(receive))
         try:
-            while not (writer.done() or watcher.done() or self._ending()):
-                await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not watcher.done():
-                await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            with disconnected(receive) as gone:
+                while not (writer.done() or gone.done() or self._ending()):
+                    await asyncio.wait([writer, gone], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not gone.done():
+                    await asyncio.wait([writer, gone], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 writer.result()
         finally:
             writer.cancel()
-            watcher.cancel()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -62,8 +63,3 @@ class LiveStream(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     last = time.monotonic()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
