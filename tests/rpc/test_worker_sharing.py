@@ -184,9 +184,9 @@ def test_idle_working_memory_is_returned_to_the_system(device: CpuDevice) -> Non
         assert summed.result() == 16 * MIB
         assert resident() > small + 48 * MIB
         (shared,) = worker.state.devices
-        shared.rest(3600)
+        shared.trim_memory(3600)
         assert resident() > small + 48 * MIB
-        shared.rest(0)
+        shared.trim_memory(0)
         assert resident() < small + 16 * MIB
         client.send(wire.GraphRecompute(0))
         assert summed.result() == 16 * MIB

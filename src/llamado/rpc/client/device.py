@@ -333,7 +333,7 @@ class RemoteDevice:
 
     def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Offer weights to the worker. Both sides start to hash those that its own files may hold."""
-        self.worker_files.expect([(tensor.name, data) for tensor, data in weights])
+        self.worker_files.announce([(tensor.name, data) for tensor, data in weights])
 
     @property
     def local_weight_bytes(self) -> int:

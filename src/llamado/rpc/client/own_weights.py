@@ -30,7 +30,7 @@ class OwnWeights:
         self._hashing: dict[str, Future[int]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def expect(self, weights: Sequence[tuple[str, Bytes]]) -> None:
+    def announce(self, weights: Sequence[tuple[str, Bytes]]) -> None:
         """Offer weights to the worker. Both sides start to hash those it may have, in the background."""
         if not self._connection.has_own_files:
             return
@@ -50,7 +50,7 @@ class OwnWeights:
         return self._offers.get(name) == _MAPPED
 
     def bind(self, weights: Sequence[Weight], progress: LoadProgress | None) -> list[Weight]:
-        """Let the worker fill in the weights it has; all were passed to `expect`. Returns those that must be sent."""
+        """Let the worker fill in the weights it has; all were passed to `announce`. Returns those that must be sent."""
         left: list[Weight] = []
         groups: list[list[Weight]] = [[]]
         for weight in weights:

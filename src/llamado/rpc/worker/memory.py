@@ -230,7 +230,7 @@ class SharedDevice:
                     self._client = None
                 self._used, self._is_resting = time.monotonic(), False
                 self._tidy()
-        self._sweep()  # graphs forgotten while the turn ended
+        self._sweep()  # graphs dropped while the turn ended
 
     def abandon(self, client: object) -> None:
         """Cut a client's running graph short. No effect before the graph has started: call again."""
@@ -238,14 +238,14 @@ class SharedDevice:
             if self._client is client:
                 self.device.abandon()
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Release working memory that only these graphs used, once no client computes."""
         self._dropped.extend(graphs)
         self._sweep()
 
-    def rest(self, after: float) -> None:
-        """Return working memory to the system if it was unused for `after` seconds."""
-        if self._is_resting or time.monotonic() - self._used < after:
+    def trim_memory(self, idle_s: float) -> None:
+        """Return working memory to the system if it was unused for `idle_s` seconds."""
+        if self._is_resting or time.monotonic() - self._used < idle_s:
             return
         if self.turns.try_enter():
             try:
@@ -262,7 +262,7 @@ class SharedDevice:
                 self.turns.__exit__()
 
     def _tidy(self) -> None:
-        """Forget dropped graphs and count the working memory again; only inside a turn."""
+        """Drop graphs on the device and count the working memory again; only inside a turn."""
         if not (self._dropped or self._reserved):
             return
         self.device.drop_graphs([self._dropped.popleft() for _ in range(len(self._dropped))])

@@ -178,7 +178,7 @@ class Worker:
                     if session.is_overdue:
                         session.shut()
                 for shared in self.state.devices:
-                    shared.rest(_REST_SECONDS)
+                    shared.trim_memory(_REST_SECONDS)
                 self._log_work()
         finally:
             self._end()

@@ -54,7 +54,7 @@ class GraphHandlers(Handlers):
 
     def _forget(self, graph: DecodedGraph) -> None:
         """Release the device's working memory of a graph that the client cannot run again."""
-        self._client.worker.devices[graph.request.device].forget([graph.graph])
+        self._client.worker.devices[graph.request.device].drop_graphs([graph.graph])
 
     def _run(self, shared: SharedDevice, graph: DecodedGraph) -> None:
         """Compute a graph in the client's turn. A graph with many kernels takes several turns to compile."""
