@@ -96,7 +96,7 @@ class ScriptedWorker:
             self._start(self._serve, sock, self.connections)
 
     def _serve(self, sock: socket.socket, number: int) -> None:
-        reader = wire.RequestReader(protocol=wire.spoken(self.version) or wire.LATEST)
+        reader = wire.RequestReader(protocol=wire.negotiate(self.version) or wire.LATEST)
         try:
             if self.tls is not None:
                 sock = self.tls.wrap_socket(sock, server_side=True)

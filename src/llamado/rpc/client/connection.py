@@ -133,16 +133,16 @@ class WorkerConnection:
                 hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
             raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
-        protocol = wire.spoken(theirs)
+        protocol = wire.negotiate(theirs)
         if protocol is None:
             raise VersionMismatch(
-                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {wire.SPOKEN}; use a llama.cpp "
-                "that speaks one of these"
+                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {wire.SUPPORTED_VERSIONS}; "
+                "use a llama.cpp that speaks one of these"
             )
         self.protocol = protocol
         if self._request_log is not None:
             self._request_log.protocol = protocol
-        self.is_ours, self.has_links, self.has_own_files = response.ours, response.has_links, response.has_own_files
+        self.is_ours, self.has_links, self.has_own_files = response.is_ours, response.has_links, response.has_own_files
         if self.is_ours:
             # Also without effect it shows the worker that this is not a ggml client.
             self.send(wire.write_request(wire.Upgrade(wire.LATEST.major)))

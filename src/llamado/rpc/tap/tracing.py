@@ -39,7 +39,7 @@ class RequestDecoder:
         """Take the protocol version of later requests from HELLO's response."""
         try:
             version = tuple(response.payload[:3])
-            protocol = wire.spoken((version[0], version[1], version[2]))
+            protocol = wire.negotiate((version[0], version[1], version[2]))
         except IndexError:
             return
         if protocol is not None:
@@ -133,7 +133,7 @@ def response_fields(message: Message) -> dict[str, Any]:
         return {"value": response.value}
     if isinstance(response, wire.HelloResponse):
         version = f"{response.major}.{response.minor}.{response.patch}"
-        return {"value": {"version": version, "llamado": response.ours}}
+        return {"value": {"version": version, "llamado": response.is_ours}}
     if isinstance(response, wire.InletTicket):
         return {"value": response.number}
     return {"value": response._asdict()}

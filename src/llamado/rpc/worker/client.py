@@ -26,7 +26,7 @@ class WorkerState:
     is_debugging: bool = False
     kernels: Budgets = field(default_factory=Budgets)
     dialer: Dialer = field(default_factory=Dialer)
-    greetings: Greetings = field(default_factory=lambda: Greetings(wire.FIRST))
+    greetings: Greetings = field(default_factory=lambda: Greetings(wire.DEFAULT_GREETING))
     inlets: dict[bytes, Inlet] = field(default_factory=dict)
     """Inlets of all clients, by ticket."""
     files: OwnFiles | None = None

@@ -111,7 +111,7 @@ class Greetings:
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({one: spoken.major for one, spoken in kept.items()}), encoding="utf-8")
+            temporary.write_text(json.dumps({one: protocol.major for one, protocol in kept.items()}), encoding="utf-8")
             temporary.replace(self._file)
         except OSError as error:
             log.warning("%s: not written: %s; clients are greeted anew after a restart", self._file, error)

@@ -107,7 +107,7 @@ class Dialer:
         try:
             ends = time.monotonic() + DIAL_SECONDS
             hello = _call(sock, wire.Hello(), ends)
-            if not (isinstance(hello, wire.HelloResponse) and hello.ours):
+            if not (isinstance(hello, wire.HelloResponse) and hello.is_ours):
                 raise LinkRefused("it is not a llamado worker")
             if _call(sock, wire.Attach(ticket), ends) != wire.Number(1):
                 raise LinkRefused("it rejected the ticket: it is not the worker that the client means")

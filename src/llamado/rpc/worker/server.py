@@ -98,7 +98,7 @@ class WorkerOptions:
     ring: bool = True
     own_files: bool = False
     models: tuple[str, ...] = ()
-    protocol: int = wire.FIRST.major
+    protocol: int = wire.DEFAULT_GREETING.major
     clients: Path | None = None
 
 
