@@ -221,8 +221,17 @@ def test_requests_are_read_byte_by_byte(command: wire.Command) -> None:
         bulks: list[bytearray] = []
         read = read_requests((stream[i : i + 1] for i in range(len(stream))), bulks)
         assert len(read) == 2 and equal(read[1], request)
+        text = wire.describe(request)
+        assert text.split()[0] == command.name and text.isprintable()
 
     one()
+
+
+def test_descriptions_keep_tickets_secret() -> None:
+    ticket = b"0123456789abcdef"
+    for request in (wire.Attach(ticket), wire.CloseInlet(ticket), wire.ConnectNext(ticket, b"host:1")):
+        assert ticket.decode() not in wire.describe(request)
+    assert wire.describe(wire.ConnectNext(ticket, b"host:1\n")) == "CONNECT_NEXT host:1?"
 
 
 @pytest.mark.slow
