@@ -11,7 +11,7 @@ import pytest
 from llamado.commands.cli import make_parser
 from llamado.commands.http_options import access_rules
 from llamado.flags import FlagError, parse
-from llamado.http.access import Access, AccessRules
+from llamado.http.access import Access, AccessRules, PathRules
 from llamado.http.answer import Receive, Scope, Send, answer
 
 
@@ -62,7 +62,7 @@ def test_a_key_or_a_unix_socket_needs_no_name() -> None:
 
 
 def test_paths_with_a_secret_of_their_own_are_served_under_any_name() -> None:
-    access = Access(application, AccessRules(), guarded=frozenset({"/cluster/join"}))
+    access = Access(application, AccessRules(), paths=PathRules(guarded=frozenset({"/cluster/join"})))
     assert ask(access, "evil.com", path="/cluster/join")[0] == 200
     assert ask(access, "evil.com", path="/cluster")[0] == 403
 
