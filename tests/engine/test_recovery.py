@@ -822,7 +822,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
-        engine._outage._failover = None
+        engine._outages._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
