@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -380,13 +381,10 @@ def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tup
         for i in range(6)
     ]
     forward = (FakeForward if depth == 1 else LateForward)(1024, n_vocab=3, max_batch=24)
-    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)
-    try:
+    with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)) as engine:
         results = [client.result for client in [send(engine, request) for request in requests]]
         results += [ask(engine, request) for request in requests[:2]]
         return results, settled(engine).counters, getattr(forward, "most_late", 0)
-    finally:
-        engine.close()
 
 
 @functools.cache
@@ -437,11 +435,8 @@ def test_several_windows_are_on_their_way(every: int) -> None:
 
     def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)) as engine:
             return ask(engine, request).tokens, settled(engine).counters, forward
-        finally:
-            engine.close()
 
     tokens, _, without = told(None)
     known = Known([*prompt, *tokens], lambda at: at % every == every - 1)
@@ -464,11 +459,10 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
         forward = LateForward(1024, max_batch=64)
         forward.depth, forward.together = depth, 4
         known = Known([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
-        try:
+        with closing(
+            Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
+        ) as engine:
             assert ask(engine, request).tokens == tokens
-        finally:
-            engine.close()
         assert forward.most_late == 4 if every > 50 else 4 <= forward.most_late <= 7
         stale = len(forward.sizes) - forward.n_asked - len(forward.late)
         assert (stale > 0) == (most > 0) and stale <= most
@@ -485,11 +479,8 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 
     def told(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)) as engine:
             return ask(engine, request).tokens
-        finally:
-            engine.close()
 
     tokens = told(None)
     for every in (29, 61):
@@ -500,8 +491,9 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 def test_a_draft_ends_where_the_answer_ends() -> None:
     """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
-    engine = Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
-    try:
+    with closing(
+        Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
+    ) as engine:
         for n in range(1, 30):
             result = ask(
                 engine, Request(prompt=[1, 1, 1], params=GenerationParams(n_predict=n, sampling=Sampling(seed=n)))
@@ -511,24 +503,21 @@ def test_a_draft_ends_where_the_answer_ends() -> None:
             engine, Request(prompt=[1] * 20, params=GenerationParams(sampling=Sampling(seed=1, ignore_eos=True)))
         )
         assert full.truncated and len(full.tokens) == 64 - 20
-    finally:
-        engine.close()
 
 
 def test_lengths_that_were_asked_for_are_kept_to() -> None:
     sizes = {}
     for name, options in {"any": {}, "most": {"most": 2}, "least": {"least": 100}}.items():
         forward = FakeForward(512, n_vocab=2, max_batch=64)
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
-        try:
+        with closing(
+            Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
+        ) as engine:
             ask(
                 engine,
                 Request(
                     prompt=[1, 1, 1], params=GenerationParams(n_predict=100, sampling=Sampling(seed=3, ignore_eos=True))
                 ),
             )
-        finally:
-            engine.close()
         sizes[name] = max(forward.sizes[1:])
     assert sizes["any"] > 3 == sizes["most"] and sizes["least"] == 1
 
@@ -541,10 +530,14 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
     """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time
     kind = ModelKind(draft, 97, ends=frozenset({0}))
-    engine = Engine(
-        FakeForward(2048, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=free(kind, most=6)
-    )
-    try:
+    with closing(
+        Engine(
+            FakeForward(2048, max_batch=32),
+            FakeTokenizer(),
+            EngineOptions(n_slots=3, n_ctx=256),
+            drafts=free(kind, most=6),
+        )
+    ) as engine:
         for round_ in range(3):
             asked = [
                 Request(
@@ -564,8 +557,6 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
         assert (
             ask(engine, again).n_predicted and 0 < sum(draft.sizes[first:]) < 20
         )  # what it has read is not read again
-    finally:
-        engine.close()
 
 
 def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,11 +569,8 @@ def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) ->
         forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
         drafts = free(ModelKind(draft, 97, ends=frozenset()))
         monkeypatch.setattr(DraftWindow, "length", length)
-        engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
-        try:
+        with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)) as engine:
             assert len(ask(engine, request).tokens) == 100
-        finally:
-            engine.close()
         sizes[length] = forward.sizes[2:]
     assert all(max(found) == length for length, found in sizes.items()) and sizes[3].count(3) > 20
 
@@ -607,16 +595,13 @@ def test_a_model_is_asked_again() -> None:
     forward, draft = FakeForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
     drafts = free(ModelKind(draft, 97, ends=frozenset()))
     drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
-    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
-    try:
+    with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)) as engine:
         ask(
             engine,
             Request(
                 prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
             ),
         )
-    finally:
-        engine.close()
     assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
 
 

@@ -19,7 +19,7 @@ ADMIN = "the-admin"
 
 @pytest.fixture
 def stand_in() -> Iterator[Callable[..., StandIn]]:
-    """Makes replicas."""
+    """Make replicas."""
     made: list[StandIn] = []
 
     def make(name: str, **options: Any) -> StandIn:
@@ -33,7 +33,7 @@ def stand_in() -> Iterator[Callable[..., StandIn]]:
 
 @pytest.fixture
 def start_gateway() -> Iterator[Callable[..., RunningGateway]]:
-    """Runs gateways before replicas, each called as it is; waits until those that shall be are ready."""
+    """Run gateways in front of replicas under the replicas' names; wait until the replicas are ready."""
     running: list[tuple[RunningGateway, threading.Thread]] = []
 
     def start(
@@ -43,7 +43,7 @@ def start_gateway() -> Iterator[Callable[..., RunningGateway]]:
             ReplicaOptions(url=r.url, name=r.name, backup=r in backups, weight=(weights or {}).get(r.name, 1.0))
             for r in (*replicas, *backups)
         )
-        # A look at /health gets as long as a busy machine may need; only tests of frozen replicas shorten it.
+        # Busy machines may need long for /health; only tests of frozen replicas shorten this.
         times = {"health_interval": 0.02, "health_timeout": 30.0, "patience": 30.0}
         options = GatewayOptions(replicas=given, admin_key=ADMIN, **{**times, **more})
         server = make_gateway(options)
@@ -62,3 +62,16 @@ def start_gateway() -> Iterator[Callable[..., RunningGateway]]:
         gateway.server.should_exit = gateway.server.force_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def start_two(
+    stand_in: Callable[..., StandIn], start_gateway: Callable[..., RunningGateway]
+) -> Callable[..., tuple[StandIn, StandIn, RunningGateway]]:
+    """Start a gateway in front of two replicas, `a` and `b`."""
+
+    def start(**options: Any) -> tuple[StandIn, StandIn, RunningGateway]:
+        a, b = stand_in("a"), stand_in("b")
+        return a, b, start_gateway(a, b, **options)
+
+    return start

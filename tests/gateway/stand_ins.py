@@ -1,4 +1,4 @@
-"""A gateway in a thread, before replicas that need no model: they do as the test, or the request's body, says."""
+"""A gateway in a thread, and replicas without a model, controlled by the test or by request bodies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from waiting import GUARD, until
 
 
 class StandIn:
-    """One replica: `/health`, `/v1/models`, `/props`, `/slots`, `/metrics`, and an answer to every POST.
+    """One replica: `/health`, `/v1/models`, `/props`, `/slots`, `/metrics`, and a response to every POST.
 
-    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`, or `raw`
-    bytes instead of an answer. Where it says `used`, the replica keeps a count of the request's tokens (`/usage`).
+    A body may ask for `stream` events, `hold` (events wait for the test's `go`), a `status`, `usage`, or `raw` bytes as
+    the response. With `used`, the replica keeps a count of the request's tokens (`/usage`).
     """
 
     def __init__(self, name: str, *, models: tuple[str, ...] = ("m",), build: str = "b11434-llamado-1.0") -> None:
@@ -25,16 +25,16 @@ class StandIn:
         self.build = build
         self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
         self.status = 200
-        """Of all answers to requests."""
+        """Status of all responses to requests."""
         self.drop = 0
-        """Connections of so many further requests are closed instead of an answer."""
+        """Number of further requests whose connections are closed without a response."""
         self.slots: list[dict[str, Any]] | None = None
         self.metrics = "# TYPE llamacpp:n counter\nllamacpp:n 1\n"
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
         self.used: dict[str, int] = {}
-        """Tokens by a request's id."""
+        """Tokens by usage id."""
         self.checks = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -58,7 +58,7 @@ class StandIn:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Listen (again)."""
+        """Listen, again after `kill`."""
         self._call(self._start())
 
     async def _start(self) -> None:
@@ -66,7 +66,7 @@ class StandIn:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def kill(self) -> None:
-        """As the system ends a process: nobody listens, connections are reset."""
+        """Stop listening and reset all connections, as if the process had died."""
         self._call(self._kill())
 
     async def _kill(self) -> None:
@@ -76,14 +76,14 @@ class StandIn:
             writer.transport.abort()
 
     def freeze(self) -> None:
-        """Accept, and say nothing."""
+        """Accept connections without responding."""
         self._loop.call_soon_threadsafe(self._thaw.clear)
 
     def thaw(self) -> None:
         self._loop.call_soon_threadsafe(self._thaw.set)
 
     def go(self) -> None:
-        """Let held answers go on."""
+        """Release held responses."""
         self._loop.call_soon_threadsafe(self._go.set)
 
     def close(self) -> None:
@@ -110,9 +110,9 @@ class StandIn:
                 method, path = first.split(" ")[:2]
                 if method == "POST":
                     self.headers.append(headers)
-                    if (asked := json.loads(body)).get("used") is not None:
-                        self.used[headers["x-llamado-usage-id"]] = asked["used"]
-                    if not await self._answer(asked, reader, writer):
+                    if (fields := json.loads(body)).get("used") is not None:
+                        self.used[headers["x-llamado-usage-id"]] = fields["used"]
+                    if not await self._answer(fields, reader, writer):
                         return
                 else:
                     self._look(*path.partition("?")[::2], writer)
@@ -146,31 +146,31 @@ class StandIn:
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(data)}\r\n{more}\r\n"
         writer.write(head.encode() + data)
 
-    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        self.requests.append(asked)
+    async def _answer(self, fields: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self.requests.append(fields)
         if self.drop:
             self.drop -= 1
             return False
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-        if "raw" in asked:
-            writer.write(asked["raw"].encode("latin-1"))
+        if "raw" in fields:
+            writer.write(fields["raw"].encode("latin-1"))
             return True
-        status = asked.get("status", self.status)
+        status = fields.get("status", self.status)
         if status != 200:
             self._reply(writer, status, {"error": {"code": status, "message": f"said {self.name}"}})
             return True
         gone = asyncio.ensure_future(reader.read(1))
         try:
-            if asked.get("hold") == "all" and not await self._held(gone):
+            if fields.get("hold") == "all" and not await self._held(gone):
                 return False
-            if not asked.get("stream"):
+            if not fields.get("stream"):
                 self._reply(writer, 200, {"name": self.name, "usage": usage})
                 return True
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            for i in range(int(asked["stream"])):
-                if i == 1 and asked.get("hold") and not await self._held(gone):
+            for i in range(int(fields["stream"])):
+                if i == 1 and fields.get("hold") and not await self._held(gone):
                     return False
-                last = {"usage": usage} if i == int(asked["stream"]) - 1 else {}
+                last = {"usage": usage} if i == int(fields["stream"]) - 1 else {}
                 part = f"data: {json.dumps({'name': self.name, 'i': i, **last})}\n\n".encode()
                 writer.write(b"%x\r\n%b\r\n" % (len(part), part))
                 await writer.drain()
@@ -182,7 +182,7 @@ class StandIn:
                 await gone
 
     async def _held(self, gone: asyncio.Future[bytes]) -> bool:
-        """Wait for `go`; False when the other side hangs up first."""
+        """Wait for `go`; return False if the gateway disconnects first."""
         going = asyncio.ensure_future(self._go.wait())
         await asyncio.wait([gone, going], return_when=asyncio.FIRST_COMPLETED)
         going.cancel()
@@ -192,7 +192,7 @@ class StandIn:
 
 
 class RunningGateway:
-    """A gateway that runs, and a client of it."""
+    """A running gateway and its client."""
 
     def __init__(self, url: str, server: Any, admin_key: str) -> None:
         self.url = url
@@ -204,6 +204,14 @@ class RunningGateway:
     def ask(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], **body})
 
+    def hold(self, n: int) -> list[Ask]:
+        """Send `n` requests that wait for `go`."""
+        return [Ask(self, hold="all", messages=[{"role": "user", "content": str(i)}]) for i in range(n)]
+
+    def names(self, n: int, text: str = "") -> set[str]:
+        """Send `n` requests; return the names of the replicas that answered."""
+        return {self.ask(messages=[{"role": "user", "content": f"{text}{i}"}]).json()["name"] for i in range(n)}
+
     def admin(self, method: str, path: str, **body: Any) -> httpx.Response:
         return self.http.request(method, path, json=body or None, headers=self._admin)
 
@@ -211,17 +219,17 @@ class RunningGateway:
         return {r["name"]: r for r in self.admin("GET", "/gateway/replicas").json()["replicas"]}
 
     def until(self, name: str, **shown: Any) -> None:
-        """Wait until the replica is shown so."""
+        """Wait until the replica's status has these values."""
         until(lambda: shown.items() <= self.states().get(name, {}).items())
 
     def streaming(self, **body: Any) -> Any:
-        """A stream, as a context; read with `events`."""
+        """Return a streamed request as a context manager."""
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": 3, **body}
         return self.http.stream("POST", "/v1/chat/completions", json=body)
 
 
 class Ask(threading.Thread):
-    """A request in a thread of its own; `answer()` waits for what came."""
+    """A request in its own thread; `answer()` waits for the response."""
 
     def __init__(self, gateway: RunningGateway, **body: Any) -> None:
         super().__init__(daemon=True)

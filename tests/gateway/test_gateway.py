@@ -1,4 +1,4 @@
-"""What a gateway does with requests: where they go, what happens to them when replicas fail."""
+"""Load balancing, failover, draining and administration of a gateway."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from llamado.http.access import AccessRules
 
 Make = Callable[..., StandIn]
 Start = Callable[..., RunningGateway]
+StartTwo = Callable[..., tuple[StandIn, StandIn, RunningGateway]]
 
 
 def metrics(gateway: RunningGateway) -> dict[str, float]:
@@ -35,10 +36,9 @@ def talk(*texts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text} for text in texts]
 
 
-def test_requests_go_to_the_least_loaded(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(6)]
+def test_the_least_loaded_replica_gets_the_request(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
+    held = gateway.hold(6)
     until(lambda: len(a.requests) + len(b.requests) == 6)
     assert len(a.requests) == len(b.requests) == 3
     a.go()
@@ -48,23 +48,23 @@ def test_requests_go_to_the_least_loaded(stand_in: Make, start_gateway: Start) -
     assert {ask.answer().status_code for ask in held} == {200}
 
 
-def test_weights_and_others_requests_count(stand_in: Make, start_gateway: Start) -> None:
+def test_weights_and_requests_of_others_count(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a"), stand_in("b")
     b.slots = [{"id": i, "is_processing": i < 3} for i in range(4)]
     gateway = start_gateway(a, b, weights={"a": 3.0})
     gateway.until("b", others=3)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
+    held = gateway.hold(8)
     until(lambda: len(a.requests) + len(b.requests) == 8)
-    assert len(b.requests) == 0  # three of others at weight 1 are as nine at weight 3
+    assert len(b.requests) == 0  # 3 requests of others at weight 1 equal 9 at weight 3
     a.go()
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
 
 
 @pytest.mark.slow
-def test_requests_from_here_are_none_of_others(stand_in: Make, start_gateway: Start) -> None:
+def test_own_requests_do_not_count_twice(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+    held = gateway.hold(2)
     until(lambda: len(a.requests) == 2)
     a.slots = [{"id": i, "is_processing": i < 3} for i in range(4)]
     gateway.until("a", in_flight=2, others=1)
@@ -72,21 +72,20 @@ def test_requests_from_here_are_none_of_others(stand_in: Make, start_gateway: St
     assert {ask.answer().status_code for ask in held} == {200}
 
 
-def test_others_requests_count_where_only_metrics_tell_of_them(stand_in: Make, start_gateway: Start) -> None:
+def test_requests_of_others_are_read_from_metrics_without_slots(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a"), stand_in("b")
     b.metrics = 'llamacpp:requests_processing{model="m"} 2\nllamacpp:requests_deferred 3\nllamacpp:n_busy 9\n'
     gateway = start_gateway(a, b)
     gateway.until("b", others=5)
     gateway.until("a", others=0)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
+    held = gateway.hold(4)
     until(lambda: len(a.requests) == 4)
     a.go()
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
 
 
-def test_a_cache_that_is_gone_attracts_nothing(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_a_restarted_replica_has_no_cached_prompts(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
     prompt = "z" * (3 * REQUEST_BYTES)
     home, other = (a, b) if gateway.ask(prompt=prompt, messages=None).json()["name"] == "a" else (b, a)
     assert gateway.ask(prompt=prompt, messages=None).json()["name"] == home.name
@@ -94,22 +93,22 @@ def test_a_cache_that_is_gone_attracts_nothing(stand_in: Make, start_gateway: St
     gateway.until(home.name, state="connecting")
     home.start()
     gateway.until(home.name, state="ready")
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+    held = gateway.hold(2)
     until(lambda: len(other.requests) == 1 and len(home.requests) == 3)
     other.go()
     gateway.until(other.name, in_flight=0)
-    assert gateway.ask(prompt=prompt, messages=None).json()["name"] == other.name  # the old home is at work
+    assert gateway.ask(prompt=prompt, messages=None).json()["name"] == other.name  # the old home is busy
     home.go()
     assert {ask.answer().status_code for ask in held} == {200}
 
 
 @pytest.mark.slow
-def test_a_conversation_stays_where_its_prompt_is(stand_in: Make, start_gateway: Start) -> None:
+def test_a_conversation_stays_on_its_replica(stand_in: Make, start_gateway: Start) -> None:
     replicas = [stand_in(name) for name in "abc"]
     gateway = start_gateway(*replicas)
     homes: dict[int, set[str]] = {}
     for turn in range(1, 5):
-        for chat in range(7):  # no multiple of three: taking turns would not keep them at home
+        for chat in range(7):  # not a multiple of three, so round-robin would move the chats
             said = talk(*(f"chat {chat}, turn {i}: " + "x" * 300 for i in range(turn)))
             homes.setdefault(chat, set()).add(gateway.ask(messages=said).json()["name"])
     assert all(len(names) == 1 for names in homes.values())
@@ -119,10 +118,9 @@ def test_a_conversation_stays_where_its_prompt_is(stand_in: Make, start_gateway:
     assert numbers["llamado_gateway_prompt_bytes_known_total"] / sent > 0.5
 
 
-def test_load_overrides_the_cache(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
-    prompt = "y" * (2 * REQUEST_BYTES)  # worth two requests under way
+def test_load_outweighs_the_cache(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
+    prompt = "y" * (2 * REQUEST_BYTES)  # weighs as much as two running requests
     home, other = (a, b) if gateway.ask(prompt=prompt, messages=None).json()["name"] == "a" else (b, a)
     held = [Ask(gateway, hold="all", prompt=prompt, messages=None) for _ in range(4)]
     until(lambda: len(a.requests) + len(b.requests) == 5)
@@ -132,24 +130,22 @@ def test_load_overrides_the_cache(stand_in: Make, start_gateway: Start) -> None:
     assert {ask.answer().status_code for ask in held} == {200}
 
 
-def test_a_model_is_asked_for_where_it_is(stand_in: Make, start_gateway: Start) -> None:
+def test_requests_go_to_replicas_that_serve_the_model(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a", models=("one",)), stand_in("b", models=("one", "two"))
     gateway = start_gateway(a, b)
     assert {gateway.ask(model=m).json()["name"] for m in ("two", "two-alias") for _ in range(3)} == {"b"}
-    assert gateway.ask(model="anything else").status_code == 200  # as llama-server has it
+    assert gateway.ask(model="anything else").status_code == 200  # as in llama-server
     listed = gateway.http.get("/v1/models").json()["data"]
     assert {m["id"]: m["replicas"] for m in listed} == {"one": ["a", "b"], "two": ["b"]}
 
 
 @pytest.mark.slow
-def test_a_lost_answer_is_asked_for_elsewhere_while_nothing_of_it_was_passed_on(
-    stand_in: Make, start_gateway: Start
-) -> None:
+def test_a_lost_request_is_retried_on_another_replica(stand_in: Make, start_gateway: Start) -> None:
     replicas = [stand_in(name) for name in "abc"]
     a = replicas[0]
     gateway = start_gateway(*replicas)
     a.drop = 10**6
-    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"b", "c"}
+    assert gateway.names(6) == {"b", "c"}
     assert a.requests and metrics(gateway)['llamado_gateway_retries_total{reason="lost"}'] >= 1
     a.drop = 0
     until(lambda: gateway.ask(messages=talk("well again")).json()["name"] == "a")
@@ -158,12 +154,11 @@ def test_a_lost_answer_is_asked_for_elsewhere_while_nothing_of_it_was_passed_on(
     answer = gateway.ask(messages=talk("the end of all"))
     assert answer.status_code == 502 and "lost with this request" in answer.json()["error"]["message"]
     ends = [any(r["messages"] == talk("the end of all") for r in one.requests) for one in replicas]
-    assert sum(ends) == 2  # the third one is spared
+    assert sum(ends) == 2  # the third replica is spared
 
 
-def test_a_stream_that_has_begun_breaks_off_and_is_not_sent_again(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_a_started_stream_is_not_retried(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
     with gateway.streaming(hold="rest") as answer:
         parts = answer.iter_text()
         first = next(parts)
@@ -177,10 +172,9 @@ def test_a_stream_that_has_begun_breaks_off_and_is_not_sent_again(stand_in: Make
     assert gateway.ask().json()["name"] != name
 
 
-def test_a_killed_replica_loses_nothing_that_had_not_begun(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
+def test_a_killed_replica_loses_no_unstarted_response(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
+    held = gateway.hold(8)
     until(lambda: len(a.requests) == len(b.requests) == 4)
     a.kill()
     gateway.until("a", state="connecting")
@@ -190,16 +184,15 @@ def test_a_killed_replica_loses_nothing_that_had_not_begun(stand_in: Make, start
     a.start()
     gateway.until("a", state="ready")
     a.go()
-    assert {gateway.ask(messages=talk(f"again {i}")).json()["name"] for i in range(20)} == {"a", "b"}
+    assert gateway.names(20, "again ") == {"a", "b"}
 
 
 @pytest.mark.slow
-def test_a_frozen_replica_is_told_from_one_that_reads_a_long_prompt(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b, health_timeout=2.0)
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
+def test_a_frozen_replica_differs_from_a_slow_one(start_two: StartTwo) -> None:
+    a, b, gateway = start_two(health_timeout=2.0)
+    held = gateway.hold(2)
     until(lambda: len(a.requests) == len(b.requests) == 1)
-    # Both are silent about their requests, but answer /health: many times the limit passes.
+    # Neither responds to its request, but both answer /health, many times.
     before = a.checks
     until(lambda: a.checks > before + 100)
     assert len(a.requests) == len(b.requests) == 1
@@ -208,14 +201,14 @@ def test_a_frozen_replica_is_told_from_one_that_reads_a_long_prompt(stand_in: Ma
     b.go()
     assert {ask.answer().json()["name"] for ask in held} == {"b"}
     assert metrics(gateway)['llamado_gateway_retries_total{reason="frozen"}'] == 1
-    assert {gateway.ask(messages=talk(f"then {i}")).json()["name"] for i in range(5)} == {"b"}
+    assert gateway.names(5, "then ") == {"b"}
     a.thaw()
     a.go()
     gateway.until("a", state="ready")
 
 
 @pytest.mark.slow
-def test_a_frozen_replica_keeps_begun_answers_for_a_while(stand_in: Make, start_gateway: Start) -> None:
+def test_a_frozen_replica_keeps_started_responses_for_a_while(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a, health_timeout=1.0, stall_timeout=2.5, patience=0.0)
     with gateway.streaming(hold="rest") as answer:
@@ -228,9 +221,8 @@ def test_a_frozen_replica_keeps_begun_answers_for_a_while(stand_in: Make, start_
 
 
 @pytest.mark.slow
-def test_busy_and_failing_answers_are_asked_for_elsewhere(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_busy_and_failing_replicas_are_avoided(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
     for status in (429, 502, 503, 504):
         a.status = status
         until(lambda: gateway.states()["a"]["circuit"] != "open")
@@ -240,46 +232,43 @@ def test_busy_and_failing_answers_are_asked_for_elsewhere(stand_in: Make, start_
     last = gateway.ask()
     assert last.status_code == 503 and last.headers["retry-after"] == "7" and "said" in last.text
     a.status = b.status = 200
-    for status in (400, 500):  # these are about the request
+    for status in (400, 500):  # the request itself is at fault
         before = len(a.requests) + len(b.requests)
         assert gateway.ask(status=status).status_code == status
         assert len(a.requests) + len(b.requests) == before + 1
 
 
 @pytest.mark.slow
-def test_the_circuit_opens_and_a_probe_closes_it(
-    stand_in: Make, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_circuit_opens_and_a_probe_closes_it(start_two: StartTwo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.5)
     monkeypatch.setattr(breaker, "LONGEST_PAUSE", 1.0)
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
-    a.drop = 10**6  # its /health is well
+    a, _, gateway = start_two()
+    a.drop = 10**6  # its /health is fine
     held = [Ask(gateway, messages=talk(str(i))) for i in range(12)]
     assert {ask.answer().json()["name"] for ask in held} == {"b"}
     for i in range(40):
         gateway.ask(messages=talk(f"more {i}"))
     assert gateway.states()["a"]["circuit"] in ("open", "half-open")
     seen = len(a.requests)
-    assert seen < 30  # of 52, some of them twice: it is left alone
+    assert seen < 30  # of 52 requests, some sent twice
     a.drop = 0
     until(lambda: gateway.ask(messages=talk("probe")).json()["name"] == "a")
     assert gateway.states()["a"]["circuit"] == "closed"
 
 
-def test_backups_are_used_while_no_other_is_up(stand_in: Make, start_gateway: Start) -> None:
+def test_backups_are_used_while_no_other_replica_is_up(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, backups=(b,))
-    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"a"}
+    assert gateway.names(6) == {"a"}
     a.kill()
-    assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"b"}
+    assert gateway.names(6) == {"b"}
     a.start()
     gateway.until("a", state="ready")
     assert gateway.ask(messages=talk("new")).json()["name"] == "a"
 
 
 def test_loading_is_not_ready(stand_in: Make, start_gateway: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """And no fault either: a replica that starts is no warning."""
+    """Loading is not a failure: it is not logged as a warning."""
     caplog.set_level("INFO", "llamado.gateway")
     a = stand_in("a")
     a.health = (503, {"error": {"code": 503, "message": "Loading model"}})
@@ -291,13 +280,13 @@ def test_loading_is_not_ready(stand_in: Make, start_gateway: Start, caplog: pyte
     assert gateway.http.get("/livez").status_code == 200
     waiting = Ask(gateway)
     a.health = (200, {"status": "ok"})
-    assert waiting.answer().json()["name"] == "a"  # it waited for the model
+    assert waiting.answer().json()["name"] == "a"  # the request waited for the model
     assert gateway.http.get("/health").json() == {"status": "ok"}
     assert "replica a: Loading model" in caplog.text
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
 
 
-def test_without_any_replica_a_request_is_told_why(stand_in: Make, start_gateway: Start) -> None:
+def test_without_replicas_the_error_gives_the_reasons(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a, patience=0.0)
     a.kill()
@@ -307,24 +296,23 @@ def test_without_any_replica_a_request_is_told_why(stand_in: Make, start_gateway
     assert "a: cannot connect" in answer.json()["error"]["message"]
 
 
-def test_draining_finishes_streams_and_takes_nothing_new(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_draining_finishes_streams_and_gets_no_new_requests(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
     with gateway.streaming(hold="rest") as answer:
         parts = answer.iter_text()
         name = json.loads(next(parts).removeprefix("data: "))["name"]
         one = a if name == "a" else b
         shown = gateway.admin("POST", "/gateway/drain", replica=name).json()
         assert shown["state"] == "draining" and shown["in_flight"] == 1
-        assert name not in {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)}
+        assert name not in gateway.names(6)
         one.go()
         assert "".join(parts).count("data: ") == 2
     assert gateway.admin("POST", "/gateway/drain", replica=one.url, wait=60).json()["in_flight"] == 0
     assert gateway.admin("POST", "/gateway/drain", replica=name, drain=False).json()["state"] == "ready"
-    assert name in {gateway.ask(messages=talk(f"x{i}")).json()["name"] for i in range(4)}
+    assert name in gateway.names(4, "x")
 
 
-def test_a_replica_is_drained_and_comes_back_by_command(
+def test_the_drain_command(
     stand_in: Make, start_gateway: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = start_gateway(stand_in("a"), stand_in("b"))
@@ -338,10 +326,9 @@ def test_a_replica_is_drained_and_comes_back_by_command(
     assert cli.main(["drain", "c", *words[2:]]) == 1 and "expected the name or URL of one" in capsys.readouterr().err
 
 
-def test_status_of_replicas_for_everyone(stand_in: Make, start_gateway: Start) -> None:
-    """State, load and rates of each replica, without addresses, which are for administrators only."""
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_status_of_replicas_for_everyone(start_two: StartTwo) -> None:
+    """Everyone can read state, load and rates of each replica; addresses are for administrators only."""
+    a, b, gateway = start_two()
     b.kill()
     gateway.until("b", ready=False)
     for _ in range(3):
@@ -353,7 +340,7 @@ def test_status_of_replicas_for_everyone(stand_in: Make, start_gateway: Start) -
     assert a.url not in text and "llamado_gateway_http_requests_total" in gateway.http.get("/metrics").text
 
 
-def test_a_rate_is_that_of_the_last_minute() -> None:
+def test_rates_cover_the_last_minute() -> None:
     rate = Rate()
     assert rate.per_second(5.0) == 0
     for second in range(100):
@@ -366,11 +353,10 @@ def test_a_rate_is_that_of_the_last_minute() -> None:
     assert fresh.per_second(10.5) == 1.0 and fresh.per_second(14.0) == 0.25
 
 
-def test_a_draining_replica_gets_nothing_however_idle_it_is(stand_in: Make, start_gateway: Start) -> None:
-    a, b = stand_in("a"), stand_in("b")
-    gateway = start_gateway(a, b)
+def test_an_idle_draining_replica_gets_no_requests(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
     gateway.admin("POST", "/gateway/drain", replica="a")
-    held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
+    held = gateway.hold(4)
     until(lambda: len(a.requests) + len(b.requests) == 4)
     assert not a.requests
     gateway.admin("POST", "/gateway/drain", replica="a", drain=False)
@@ -379,11 +365,11 @@ def test_a_draining_replica_gets_nothing_however_idle_it_is(stand_in: Make, star
         drained = pool.submit(gateway.admin, "POST", "/gateway/drain", replica="b", wait=60)
         gateway.until("b", state="draining")
         b.go()
-        assert drained.result().json()["in_flight"] == 0  # told only when the four are answered
+        assert drained.result().json()["in_flight"] == 0  # after the four requests are complete
     assert {ask.answer().json()["name"] for ask in held} == {"b"}
 
 
-def test_replicas_come_and_go_by_the_api(stand_in: Make, start_gateway: Start) -> None:
+def test_replicas_are_added_and_removed(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a)
     added = gateway.admin("POST", "/gateway/replicas", url=b.url, name="b", weight=2.0)
@@ -398,7 +384,7 @@ def test_replicas_come_and_go_by_the_api(stand_in: Make, start_gateway: Start) -
         assert gateway.admin("DELETE", "/gateway/replicas", replica=first).status_code == 200
         assert list(gateway.states()) == [("b" if first == "a" else "a")]
         one.go()
-        assert "".join(parts).count("data: ") == 2  # its stream is finished
+        assert "".join(parts).count("data: ") == 2  # its stream completes
     assert gateway.ask().json()["name"] != first
     for method, path, body, status in (
         ("POST", "/gateway/replicas", {"url": "ftp://x"}, 400),
@@ -412,7 +398,7 @@ def test_replicas_come_and_go_by_the_api(stand_in: Make, start_gateway: Start) -
             assert gateway.http.request(method, "/gateway/replicas", headers=headers).status_code == 401
 
 
-def test_a_client_that_hangs_up_cancels(stand_in: Make, start_gateway: Start) -> None:
+def test_disconnecting_cancels_the_request(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a)
     with gateway.streaming(hold="rest") as answer:
@@ -435,7 +421,7 @@ def test_metrics_of_all_with_labels(stand_in: Make, start_gateway: Start) -> Non
     assert numbers[f"llamacpp:n{{{of_a}}}"] == numbers[f"llamacpp:n{{{of_b}}}"] == 1
     assert numbers['llamado_gateway_replica_up{pool_id="p",replica="a"}'] == 1
     assert sum(n for name, n in numbers.items() if name.startswith("llamado_gateway_answers_total")) == 1
-    b.freeze()  # it is left out, and the rest is told
+    b.freeze()  # its metrics are left out
     assert f"llamacpp:n{{{of_a}}}" in gateway.http.get("/metrics").text
     b.thaw()
 
@@ -449,14 +435,14 @@ def test_metrics_of_all_with_labels(stand_in: Make, start_gateway: Start) -> Non
         "garbage\r\n\r\n",
     ],
 )
-def test_a_malformed_answer_is_a_bad_gateway(stand_in: Make, start_gateway: Start, raw: str) -> None:
+def test_a_malformed_response_is_502(stand_in: Make, start_gateway: Start, raw: str) -> None:
     gateway = start_gateway(stand_in("a"))
     answer = gateway.ask(raw=raw)
     assert answer.status_code == 502 and answer.json()["error"]["type"] == "server_error"
     assert gateway.ask().status_code == 200
 
 
-def test_what_follows_an_answer_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
+def test_bytes_after_a_response_are_dropped(stand_in: Make, start_gateway: Start) -> None:
     gateway = start_gateway(stand_in("a"))
     one = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-{}: 1\r\n\r\n{}"
     answer = gateway.ask(raw=one.format("a", "{}") + one.format("b", "[]"))
@@ -467,7 +453,7 @@ def test_what_follows_an_answer_is_not_passed_on(stand_in: Make, start_gateway: 
     assert gateway.ask().json()["name"] == "a"
 
 
-def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
+def test_endpoints_of_single_replicas_are_not_forwarded(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     a.slots = [{"id": 0, "is_processing": False}]
     gateway = start_gateway(a)
@@ -479,21 +465,21 @@ def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gatewa
     assert not a.requests
 
 
-def test_one_model(stand_in: Make, start_gateway: Start) -> None:
+def test_describing_one_model(stand_in: Make, start_gateway: Start) -> None:
     gateway = start_gateway(stand_in("a", models=("m", "n")))
     for name in ("n", "n-alias"):
         assert gateway.http.get(f"/v1/models/{name}").json() == {"id": name, "aliases": ["n-alias"], "replicas": ["a"]}
     assert gateway.http.get("/v1/models/no").status_code == 404
 
 
-def test_only_own_names_are_served_without_a_key(start_gateway: Start) -> None:
+def test_without_a_key_only_known_hosts_are_served(start_gateway: Start) -> None:
     gateway = start_gateway(ready=False, access=AccessRules(allowed_hosts=("my.gateway",)))
     for path in ("/livez", "/v1/models", "/metrics", "/gateway/replicas"):
         assert gateway.http.get(path, headers={"Host": "evil.com"}).status_code == 403
         assert gateway.http.get(path, headers={"Host": "my.gateway:80"}).status_code != 403
 
 
-def test_bodies_are_passed_as_they_came(stand_in: Make, start_gateway: Start) -> None:
+def test_bodies_pass_unchanged(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     gateway = start_gateway(a)
     body: dict[str, Any] = {"messages": talk("ä" * 100_000), "seed": 2**64 - 1, "deep": [[[1]]]}

@@ -1,4 +1,4 @@
-"""What keys may use, and the rules behind a gateway's choices, each with its own clock."""
+"""Limits of keys, token counts, the circuit breaker, the prefix index, and gateway.yaml."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_requests_a_minute() -> None:
     clock.now += 0.1
     one.admit(0)
     refused(one)
-    clock.now += 3600  # no more than a minute's worth is saved up
+    clock.now += 3600  # at most one minute's worth is saved
     for _ in range(6):
         one.admit(0)
     refused(one)
@@ -66,7 +66,7 @@ def test_tokens_a_minute() -> None:
     one = use(clock, tokens_per_minute=60)
     one.admit(50)
     one.settle(130, 50)
-    assert refused(one).retry_after == 71  # 70 in debt, and something to begin with
+    assert refused(one).retry_after == 71  # 70 tokens of debt, and the bucket must be above zero
     clock.now += 69
     refused(one)
     clock.now += 2
@@ -87,7 +87,7 @@ def test_quotas_of_a_day() -> None:
     assert error.retry_after == 86400 and error.error["limit"] == "requests_per_day"
 
 
-def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
+def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     clock, file = Clock(86400 * 20000 + 100.0), tmp_path / "quotas.json"
     options = [KeyOptions(name="k", key="secret", tokens_per_day=100), KeyOptions(name="other", key="o")]
     first = KeyLimits(options, file, clock)
@@ -99,17 +99,17 @@ def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
     again = KeyLimits(options, file, clock).usages[0]
     again.admit(10)
     assert refused(again).error["limit"] == "tokens_per_day"
-    clock.now += 86400  # what was used yesterday is no matter
+    clock.now += 86400  # yesterday's usage does not count
     KeyLimits(options, file, clock).usages[0].admit(10)
     assert json.loads(file.read_text())["k"] == {"day": "2024-10-05", "requests": 0, "tokens": 0}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"k": 5}', '{"k": {"day": "2024-10-04", "requests": -1, "tokens": 0}}'])
-def test_a_quota_file_that_nobody_wrote(text: str, tmp_path: Path) -> None:
+def test_malformed_quota_files(text: str, tmp_path: Path) -> None:
     file = tmp_path / "quotas.json"
     file.write_text(text)
     options = [KeyOptions(name="k", key="secret", tokens_per_day=100)]
-    if text == "[]":  # nobody is in it
+    if text == "[]":  # a file without keys is valid
         KeyLimits(options, file)
         return
     with pytest.raises(GatewayError, match=r"quotas\.json: not a gateway's quota file"):
@@ -117,7 +117,7 @@ def test_a_quota_file_that_nobody_wrote(text: str, tmp_path: Path) -> None:
     assert file.read_text() == text
 
 
-def test_a_quota_file_that_cannot_be(tmp_path: Path) -> None:
+def test_unusable_quota_files(tmp_path: Path) -> None:
     options = [KeyOptions(name="k", key="secret")]
     for file in (tmp_path / "no folder" / "quotas.json", tmp_path):
         with pytest.raises(GatewayError, match=f"quota_file: {file}: "):
@@ -127,7 +127,7 @@ def test_a_quota_file_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
+def test_quotas_are_saved_periodically_and_at_shutdown(
     stand_in: Make, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, file = stand_in("a"), tmp_path / "quotas.json"
@@ -143,12 +143,12 @@ def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
     monkeypatch.setattr(limits, "KEPT_EVERY", 0.01)
     first = start_gateway(a, keys=keys, quota_file=file)
     assert ask(first) == 200
-    until(lambda: used() == 8)  # tokens of one answer
+    until(lambda: used() == 8)  # tokens of one response
     monkeypatch.setattr(limits, "KEPT_EVERY", 3600.0)
     second = start_gateway(a, keys=keys, quota_file=file)
     assert ask(second) == 200 and used() == 8
     second.server.should_exit = True
-    until(lambda: used() == 16)  # written at the end
+    until(lambda: used() == 16)  # written at shutdown
     third = start_gateway(a, keys=keys, quota_file=file)
     assert ask(third) == 429
 
@@ -163,8 +163,8 @@ def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
             [b'data: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n', b'data: {"usage":{"output_tokens":30}}\n\n'],
             39,
         ),
-        ([b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n"], 28),  # cut off: 25 of the prompt, about, and three events
-        ([b'{"content":"' + b"x" * 400 + b'"}'], 128),  # nothing but its size tells
+        ([b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n"], 28),  # cut off: an estimated prompt of 25 tokens and three events
+        ([b'{"content":"' + b"x" * 400 + b'"}'], 128),  # estimated by size
         ([b'{"content":"\\"prompt_tokens\\": 1000000","usage":{"prompt_tokens":5,"completion_tokens":1}}'], 6),
     ],
 )
@@ -175,7 +175,7 @@ def test_tokens_of_answers(parts: list[bytes], total: int) -> None:
     assert count.total == total
 
 
-def test_keys_are_limited_each_for_itself(stand_in: Make, start_gateway: Start) -> None:
+def test_each_key_has_its_own_limits(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     keys = (KeyOptions(name="small", key="s", tokens_per_day=10), KeyOptions(name="large", key="l"))
     gateway = start_gateway(a, keys=keys)
@@ -197,8 +197,8 @@ def test_keys_are_limited_each_for_itself(stand_in: Make, start_gateway: Start) 
     assert all("authorization" not in headers for headers in a.headers)  # replicas do not see clients' keys
 
 
-def test_the_count_of_the_replica_is_charged(stand_in: Make, start_gateway: Start) -> None:
-    """Whatever the answer says, and if the client has gone, too; a replica without a count is charged by its answer."""
+def test_the_replicas_count_is_charged(stand_in: Make, start_gateway: Start) -> None:
+    """This holds for any response and for disconnects; without a count, the response's usage is charged."""
     a = stand_in("a")
     gateway = start_gateway(a, keys=(KeyOptions(name="k", key="s", tokens_per_day=100_000),))
     (use,) = gateway.server.gateway._limits.usages
@@ -210,12 +210,12 @@ def test_the_count_of_the_replica_is_charged(stand_in: Make, start_gateway: Star
     until(lambda: use.tokens == 1808)
     assert "0" * 32 not in a.used
     assert gateway.ask(status=400).status_code == 400 and use.tokens == 1808
-    with gateway.streaming(hold="rest") as answer:  # one event of an answer without `usage`
+    with gateway.streaming(hold="rest") as answer:  # one event of a response without `usage`
         next(answer.iter_text())
     until(lambda: 1808 < use.tokens < 1900 and not a.cancelled < 2)
 
 
-def test_a_circuit() -> None:
+def test_the_circuit_breaker() -> None:
     clock = Clock(0.0)
     one = Breaker(clock)
     for _ in range(FAILURES - 1):
@@ -225,7 +225,7 @@ def test_a_circuit() -> None:
         assert one.allows_request
         one.record_failure(one.begin())
     assert one.state is Circuit.OPEN and not one.allows_request
-    one.record_success(False)  # of a request that was sent before
+    one.record_success(False)  # of an earlier request
     assert one.state is Circuit.OPEN
     pauses = []
     for _ in range(8):
@@ -237,7 +237,7 @@ def test_a_circuit() -> None:
         one.record_failure(True)
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     clock.now += LONGEST_PAUSE
-    one.release_probe(one.begin())  # its client went away: the next one is the probe
+    one.release_probe(one.begin())  # its client disconnected: the next request is the probe
     one.record_success(one.begin())
     assert one.state is Circuit.CLOSED and one.allows_request
 
@@ -246,7 +246,7 @@ def said(*texts: str, **more: Any) -> Any:
     return {"messages": [{"role": "user", "content": text} for text in texts], **more}
 
 
-def test_beginnings() -> None:
+def test_the_prefix_index() -> None:
     prefixes = Prefixes()
     long = "x" * 2 * BLOCK
     first = chain_of(said(long))
@@ -263,12 +263,12 @@ def test_beginnings() -> None:
     assert chain_of({"prompt": [1, 2, 3] * 500})[0] == chain_of({"prompt": [1, 2, 3] * 600})[0]
     for first_half, second_half in ("ab", "cd"):
         prefixes.add(chain_of({"prompt": first_half * BLOCK + second_half * BLOCK}), 3)
-    assert prefixes.cached_bytes(chain_of({"prompt": "a" * BLOCK + "d" * BLOCK})) == {3: BLOCK}  # d was behind c only
+    assert prefixes.cached_bytes(chain_of({"prompt": "a" * BLOCK + "d" * BLOCK})) == {3: BLOCK}  # d followed c only
     for nothing in (None, [], {}, {"prompt": 5}, {"messages": 7}):
         assert chain_of(nothing) == []
 
 
-def test_what_is_met_no_more_is_forgotten() -> None:
+def test_unused_prefixes_are_forgotten() -> None:
     prefixes = Prefixes(most=20)
     kept = chain_of(said("k" * 2000))
     prefixes.add(kept, 1)
@@ -280,15 +280,15 @@ def test_what_is_met_no_more_is_forgotten() -> None:
     assert prefixes.cached_bytes(chain_of(said("3" * 2000))) == {}
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_reading_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(
         "replicas:\n  - http://h:1\n  - {url: 'http://h:2/', name: two, weight: 2, key: k}\n"
         "backups: [http://h:3]\nhealth_timeout: 2\nadmin_key: a\nlabels: {pool_id: p}\n"
         "keys:\n  - {name: n, key: s, tokens_per_day: 5}\nquota_file: q.json\n"
     )
-    told = read_config(str(path))
-    options = GatewayOptions(**told)
+    config = read_config(str(path))
+    options = GatewayOptions(**config)
     assert [(r.name, r.url, r.weight, r.key, r.backup) for r in options.replicas] == [
         ("h:1", "http://h:1", 1.0, "", False),
         ("two", "http://h:2", 2, "k", False),
@@ -319,7 +319,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("[", "invalid YAML"),
     ],
 )
-def test_files_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_configurations(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(text)
     with pytest.raises(GatewayError) as raised:

@@ -1,22 +1,23 @@
-"""Replicas that answer anything about themselves."""
+"""Replicas with malformed descriptions of themselves."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import pkgutil
 import re
 import re._parser as sre  # type: ignore[import-not-found]
-import sys
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from odd_json import HTML, TOO_DEEP, bent
 
+from llamado import gateway, http
 from llamado.gateway import replica
 from llamado.gateway.options import GatewayOptions, ReplicaOptions
 from llamado.gateway.replica import Replica
-from llamado.http.exposition import merge
 from llamado.http.upstream import UpstreamLost
 
 BODIES: dict[str, Any] = {
@@ -28,11 +29,11 @@ METRICS = "llamacpp:requests_processing 3\n"
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/metrics"])
-def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitoring_survives_malformed_responses(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {path: json.dumps(body).encode() for path, body in BODIES.items()} | {"/metrics": METRICS.encode()}
 
-    async def get(pool: object, asked: str, **_: object) -> tuple[int, bytes]:
-        return 200, answers[asked]
+    async def get(pool: object, path: str, **_: object) -> tuple[int, bytes]:
+        return 200, answers[path]
 
     async def look() -> None:
         one = Replica(ReplicaOptions(name="r", url="http://127.0.0.1:9"), GatewayOptions(), lambda: None)
@@ -43,7 +44,7 @@ def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pyt
         for body in (HTML, TOO_DEEP, b"", b"\xff", *odd):
             answers[path] = body
             for ask in (one._describe, one._count):
-                with suppress(UpstreamLost, TimeoutError, ValueError):  # as the looks do
+                with suppress(UpstreamLost, TimeoutError, ValueError):  # as `_query` does
                     await ask()
             json.dumps(one.admin_status)
             assert 0 <= one.others <= 1e9 and one.load >= 0
@@ -52,14 +53,14 @@ def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pyt
     asyncio.run(look())
 
 
-def test_labels_of_samples_are_kept() -> None:
-    text = 'm {a="1" , b = "x\\"} y",} 5 7\nn 1\no{} 2\nm{a="1"  b="2"  x\nm{a  =  "1'
-    assert merge([({"r": "1"}, text)]) == 'm{r="1",a="1",b="x\\"} y"} 5 7\nn{r="1"} 1\no{r="1"} 2\n'
-
-
-def test_no_pattern_tries_ways_without_end() -> None:
-    """A repetition in a repetition, divided in many ways, takes exponential time for text that does not fit."""
-    for module in [one for name, one in sys.modules.items() if name.startswith(("llamado.http", "llamado.gateway"))]:
+def test_patterns_do_not_backtrack_exponentially() -> None:
+    """Nested unbounded repetitions that can backtrack take exponential time on text that does not match."""
+    names = [
+        f"{package.__name__}.{one.name}"
+        for package in (http, gateway)
+        for one in pkgutil.iter_modules(package.__path__)
+    ]
+    for module in map(importlib.import_module, names):
         for name, pattern in vars(module).items():
             if isinstance(pattern, re.Pattern):
                 assert not repeats_repetitions(sre.parse(pattern.pattern)), f"{module.__name__}.{name}"

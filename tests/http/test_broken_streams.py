@@ -1,4 +1,4 @@
-"""Streams of a process that is killed: whole events as far as they came, then an error in the form of their API."""
+"""Streams of a killed upstream: complete events as far as they arrived, then an error in the format of their API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_upstream import served
+from test_upstream import run_against
 
 from llamado.http.exchange import _LONGEST_EVENT, Exchange
 from llamado.http.upstream import Pool, UpstreamLost
@@ -15,7 +15,7 @@ from llamado.http.upstream import Pool, UpstreamLost
 EVENT = b'event: x\ndata: {"type": "x", "sequence_number": 7}\n\n'
 
 
-def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes]:
+def stream_parts(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes]:
     """Return a client's response from a process that sends these parts and is killed unless it is `whole`."""
     sent: list[Any] = []
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind.encode()
@@ -26,7 +26,7 @@ def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes
             before = len(sent)
             writer.write(b"%x\r\n%b\r\n" % (len(part), part))
             await writer.drain()
-            while len(sent) == before and part.endswith(b"\n"):  # so that the parts are read one by one
+            while len(sent) == before and part.endswith(b"\n"):  # each part is read separately
                 await asyncio.sleep(0)
         if whole:
             writer.write(b"0\r\n\r\n")
@@ -48,14 +48,14 @@ def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes
             except UpstreamLost as error:
                 await exchange.fail(error, "replica a")
 
-    asyncio.run(served(write, ask))
+    asyncio.run(run_against(write, ask))
     return [message["body"] for message in sent[1:]]
 
 
 @pytest.mark.parametrize("cut", [b"", b'data: {"choices": [{"delta"'], ids=["between events", "inside an event"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_ends_with_an_error_of_its_api(path: str, cut: bytes) -> None:
-    *parts, last = told("text/event-stream", path, EVENT, *([cut] if cut else []))
+def test_a_cut_stream_ends_with_an_error_in_its_apis_format(path: str, cut: bytes) -> None:
+    *parts, last = stream_parts("text/event-stream", path, EVENT, *([cut] if cut else []))
     assert b"".join(parts) == EVENT, "no event in part, which a client could not read"
     lines = dict(line.split(": ", 1) for line in last.decode().strip().split("\n"))
     error = json.loads(lines["data"])
@@ -72,13 +72,13 @@ def test_a_stream_ends_with_an_error_of_its_api(path: str, cut: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", [b"", b'{"message": {"con'])
-def test_lines_of_ollama_end_with_an_error(cut: bytes) -> None:
-    parts = told("application/x-ndjson", "/api/chat", b'{"a": 1}\n', *([cut] if cut else []))
+def test_a_cut_stream_of_lines_ends_with_an_error(cut: bytes) -> None:
+    parts = stream_parts("application/x-ndjson", "/api/chat", b'{"a": 1}\n', *([cut] if cut else []))
     first, last = b"".join(parts).splitlines()
     assert json.loads(first) == {"a": 1} and "replica a ended" in json.loads(last)["error"]
 
 
-def test_a_stream_that_is_whole_comes_as_it_is() -> None:
+def test_a_complete_stream_passes_unchanged() -> None:
     """Events of any length, with any line endings, with or without the last one."""
     long = b"data: " + b"x" * (_LONGEST_EVENT + 10)
     for parts in (
@@ -87,9 +87,9 @@ def test_a_stream_that_is_whole_comes_as_it_is() -> None:
         [EVENT, b"data: [DO", b"NE]"],
         [long, b"y\n\n"],
     ):
-        assert b"".join(told("text/event-stream", "/v1/completions", *parts, whole=True)) == b"".join(parts)
+        assert b"".join(stream_parts("text/event-stream", "/v1/completions", *parts, whole=True)) == b"".join(parts)
 
 
-def test_an_event_too_long_to_hold_back_is_ended_before_the_error() -> None:
-    *parts, last = told("text/event-stream", "/v1/completions", b"data: " + b"x" * (_LONGEST_EVENT + 10))
+def test_an_event_too_long_to_buffer_is_ended_before_the_error() -> None:
+    *parts, last = stream_parts("text/event-stream", "/v1/completions", b"data: " + b"x" * (_LONGEST_EVENT + 10))
     assert last.startswith(b"\n\ndata: ") and len(b"".join(parts)) > _LONGEST_EVENT

@@ -1,4 +1,4 @@
-"""Host names under which a server without a key is reached; a page whose name is made to resolve here has another."""
+"""Host names that a server without a key accepts. A page whose name resolves to this machine sends another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamado.http.answer import Receive, Scope, Send, answer
 def ask(
     access: Access, *hosts: str, path: str = "/x", method: str = "GET", client: Any = ("::1", 9)
 ) -> tuple[int, Any]:
-    """Status of the answer, and its error."""
+    """Return the response's status and error message."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -37,7 +37,16 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await answer(send, b"{}")
 
 
-OWN = ("localhost", "LocalHost:8080", "localhost.", "a.localhost:1", "127.0.0.1:8080", "[::1]:8080", "192.168.1.5", "")
+ACCEPTED = (
+    "localhost",
+    "LocalHost:8080",
+    "localhost.",
+    "a.localhost:1",
+    "127.0.0.1:8080",
+    "[::1]:8080",
+    "192.168.1.5",
+    "",
+)
 STRANGE = (
     "evil.com", "evil.com:8080", "localhost.evil.com", "127.0.0.1.evil.com", "evil", "[::1", "a b", "\xe9.com",
     "[::1].evil.com", "evil.com@localhost", "localhost/evil.com", "[::1]evil.com:80", "localhost:80:80",
@@ -46,28 +55,28 @@ STRANGE = (
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])
 @pytest.mark.parametrize("path", ["/", "/health", "/livez", "/v1/models", "/slots", "/nowhere"])
-def test_only_own_names_are_served_without_a_key(path: str, method: str) -> None:
+def test_without_a_key_only_known_hosts_are_served(path: str, method: str) -> None:
     access = Access(application, AccessRules())
-    for host in OWN:
+    for host in ACCEPTED:
         assert ask(access, host, path=path, method=method)[0] == 200, host
     for host in STRANGE:
         status, error = ask(access, host, path=path, method=method)
         assert status == 403 and error["type"] == "permission_error" and "--allowed-hosts" in error["message"], host
 
 
-def test_a_key_or_a_unix_socket_needs_no_name() -> None:
+def test_requests_with_a_key_or_over_a_unix_socket_need_no_host() -> None:
     assert ask(Access(application, AccessRules(api_keys=(b"k",))), "evil.com", path="/health")[0] == 200
     assert ask(Access(application, AccessRules()), "evil.com", client=None)[0] == 200
-    assert ask(Access(application, AccessRules()))[0] == 200  # HTTP/1.0, which no browser speaks
+    assert ask(Access(application, AccessRules()))[0] == 200  # HTTP/1.0, which browsers do not speak
 
 
-def test_paths_with_a_secret_of_their_own_are_served_under_any_name() -> None:
+def test_guarded_paths_accept_any_host() -> None:
     access = Access(application, AccessRules(), guarded=frozenset({"/cluster/join"}))
     assert ask(access, "evil.com", path="/cluster/join")[0] == 200
     assert ask(access, "evil.com", path="/cluster")[0] == 403
 
 
-def test_two_hosts_are_no_request() -> None:
+def test_two_host_headers_are_rejected() -> None:
     for rules in (AccessRules(), AccessRules(api_keys=(b"k",))):
         status, error = ask(Access(application, rules), "localhost", "evil.com")
         assert status == 400 and "Host" in error["message"]
@@ -89,7 +98,7 @@ def test_two_hosts_are_no_request() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "gateway"])
-def test_names_are_given(command: str, flags: str, allowed: str, refused: str) -> None:
+def test_allowed_hosts_come_from_flags(command: str, flags: str, allowed: str, refused: str) -> None:
     rules = access_rules(parse(make_parser(command), command, flags.split(), {})[0])
     for host in allowed.split():
         assert rules.allows_host(host), host
@@ -98,6 +107,6 @@ def test_names_are_given(command: str, flags: str, allowed: str, refused: str) -
 
 
 @pytest.mark.parametrize("name", ["http://a", "a:80", "a/b", "*.a", "a b"])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_malformed_hosts_are_refused(name: str) -> None:
     with pytest.raises(FlagError, match="--allowed-hosts"):
         access_rules(parse(make_parser("serve"), "serve", ["--allowed-hosts", name], {})[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llamado.http.access import Access, AccessRules
 from llamado.http.disconnect import disconnected, unless_disconnected
 from llamado.http.errors import ClientDisconnected
 from llamado.http.streams import OpenStreams, PartStream
@@ -134,6 +135,21 @@ def test_a_stream_opened_during_shutdown_ends_at_once() -> None:
         await PartStream(_parts(b"a", endless=True), streams=streams)({}, client.receive, client.send)
 
     assert run(work).is_complete
+
+
+def test_head_of_a_silent_stream_ends_with_its_headers() -> None:
+    """Without parts nothing else ends the response, and the connection would wait for the next event."""
+
+    async def work(client: Client) -> None:
+        access = Access(PartStream(_parts(endless=True)), AccessRules())
+        running = asyncio.ensure_future(access(scope, client.receive, client.send))
+        while not client.received or not client.is_complete:
+            await asyncio.sleep(0)
+        client.leave.set()  # as the server does after a complete response
+        await running
+
+    scope = {"type": "http", "method": "HEAD", "path": "/x", "headers": [], "client": None}
+    assert [message["type"] for message in run(work).received] == ["http.response.start", "http.response.body"]
 
 
 def test_an_error_of_the_generator_is_raised() -> None:

@@ -1,4 +1,4 @@
-"""Answers of other processes: what is one, what is not, and how much of it is kept in memory."""
+"""Responses of upstreams: which are valid, and how much of them is buffered."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
 Write = Callable[[asyncio.StreamWriter], Any]
 
 
-async def served(write: Write, ask: Callable[[Pool], Any]) -> Any:
-    """Let `ask` use a server that answers each request by `write`."""
+async def run_against(write: Write, ask: Callable[[Pool], Any]) -> Any:
+    """Run `ask` against a server that answers each request with `write`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -40,7 +40,7 @@ async def served(write: Write, ask: Callable[[Pool], Any]) -> Any:
 
 
 async def answer_of(pool: Pool) -> tuple[UpstreamConnection, bytes]:
-    """The connection that carried an answer, and the answer's body."""
+    """Return the connection that carried a response, and the response's body."""
     connection = await pool.connect()
     connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
     await connection.wait_for_response()
@@ -57,7 +57,7 @@ def ask(*packets: bytes) -> tuple[UpstreamConnection, bytes]:
             writer.write(packet)
             await writer.drain()
 
-    found: tuple[UpstreamConnection, bytes] = asyncio.run(served(write, answer_of))
+    found: tuple[UpstreamConnection, bytes] = asyncio.run(run_against(write, answer_of))
     return found
 
 
@@ -76,7 +76,7 @@ def ask(*packets: bytes) -> tuple[UpstreamConnection, bytes]:
         (b"HTTP/1.1 101 X\r\nUpgrade: ws\r\nConnection: upgrade\r\n\r\n", "another protocol"),
     ],
 )
-def test_a_malformed_answer_is_lost(sent: bytes, reason: str) -> None:
+def test_malformed_responses_are_rejected(sent: bytes, reason: str) -> None:
     with pytest.raises(UpstreamLost, match=reason):
         ask(sent)
 
@@ -96,7 +96,7 @@ PART = b"a" * 10_000
         (CHUNKED + b"2;", PART),
     ],
 )
-def test_headers_and_trailers_without_end_are_given_up(begin: bytes, part: bytes) -> None:
+def test_endless_headers_and_trailers_are_aborted(begin: bytes, part: bytes) -> None:
     sent = 0
 
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -108,28 +108,28 @@ def test_headers_and_trailers_without_end_are_given_up(begin: bytes, part: bytes
             await writer.drain()
 
     with pytest.raises(UpstreamLost, match=r"more than (65536 bytes|200 headers)"):
-        asyncio.run(served(write, answer_of))
-    assert sent < 2**25  # what the system keeps of what is under way, besides
+        asyncio.run(run_against(write, answer_of))
+    assert sent < 2**25  # includes the socket buffers
 
 
-def test_what_follows_an_answer_is_dropped_with_its_connection() -> None:
+def test_bytes_after_a_response_close_the_connection() -> None:
     for packets in ((SHORT + b"HTTP/1.1 500 X\r\nX: y\r\n\r\n",), (SHORT + SHORT,), (SHORT + b"garbage",)):
         connection, body = ask(*packets)
         assert (connection.status, body) == (200, b"hi")
         assert connection.headers == [(b"content-length", b"2")] and not connection.used
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_dropped() -> None:
     connection, body = ask(CHUNKED + b"2\r\nhi\r\n0\r\nSet-Cookie: a\r\n\r\n")
     assert body == b"hi" and connection.headers == [(b"transfer-encoding", b"chunked")] and connection.used
 
 
-def test_interim_answers_are_skipped() -> None:
+def test_interim_responses_are_skipped() -> None:
     connection, body = ask(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + SHORT)
     assert (connection.status, body, connection.headers) == (200, b"hi", [(b"content-length", b"2")])
 
 
-def test_what_comes_unasked_closes_a_kept_connection() -> None:
+def test_unsolicited_bytes_close_a_pooled_connection() -> None:
     async def write(writer: asyncio.StreamWriter) -> None:
         writer.write(SHORT)
 
@@ -139,10 +139,10 @@ def test_what_comes_unasked_closes_a_kept_connection() -> None:
         other, body = await answer_of(pool)
         assert body == b"hi" and other is not connection
 
-    asyncio.run(served(write, ask_twice))
+    asyncio.run(run_against(write, ask_twice))
 
 
-def test_bodies_of_many_small_parts_have_no_limit() -> None:
+def test_long_bodies_of_small_parts_are_accepted() -> None:
     parts = b"".join(b"1;a=b\r\nx\r\n" for _ in range(50_000))
     _, body = ask(CHUNKED + parts + b"0\r\n\r\n")
     assert body == b"x" * 50_000

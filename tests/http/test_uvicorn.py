@@ -1,4 +1,4 @@
-"""uvicorn's internals: the installed version has all that the server uses of them, and uses what the server overrides.
+"""uvicorn's internals: the installed version has all that this package uses, and calls what it overrides.
 
 If a test fails after an update of uvicorn, adapt http/connections.py (or http/signals.py) to the new version, and then
 the range in pyproject.toml.

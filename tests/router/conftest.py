@@ -43,7 +43,7 @@ def _pids(client: httpx.Client) -> set[int]:
 
 @pytest.fixture
 def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Runs a router in a thread, with a config.yaml (a mapping) or flags; ends it and checks that nothing is left."""
+    """Run routers in threads, with a config.yaml (a mapping) or flags; at the end check that no process is left."""
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setattr(swap_config, "_STOP_TIMEOUT", 0.5)
@@ -64,7 +64,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         server = serve.make_server(serve_settings(parsed), parsed)
         thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
         thread.start()
-        until(lambda: server.started)  # its application is there
+        until(lambda: server.started)  # from here on `server.router` is set
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         here = RouterHere(url, httpx.Client(base_url=url, timeout=GUARD), log, server)
         started.append((here, thread, handler))
@@ -85,7 +85,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
 
 @pytest.fixture
 def router_process(tmp_path: Path) -> Iterator[Start]:
-    """Starts `llamado serve` as a process of its own, for tests that kill it."""
+    """Start `llamado serve` as a process, for tests that kill it."""
     routers: list[RouterProcess] = []
 
     def start(config: dict[str, Any] | None = None, *flags: str) -> RouterProcess:

@@ -1,9 +1,9 @@
-"""A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
+"""A fake model server: returns its name, becomes ready late, streams slowly, dies on request.
 
 `python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS|FILE] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
 Requests: `{"delay": S, "stream": N, "seen": FILE, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": 1}`.
-`seen` has a byte for each part of the stream that has arrived: so many must there be before the next one is made.
-With `ready=FILE` it loads until the file is there. `count` gets a line per start and per request.
+`seen` gets a byte for each part of the stream that has arrived; the next part is made after that.
+With `ready=FILE` it loads until the file exists. `count` gets a line per start and per request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def reply(status: int, body: object, kind: str = "application/json") -> bytes:
 
 
 USED: set[str] = set()
-"""Requests that a gateway named."""
+"""Ids of requests that carried a usage id."""
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

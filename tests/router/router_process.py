@@ -1,4 +1,4 @@
-"""A router process before fake models, for tests."""
+"""A router in front of fake models, for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAKE = str(Path(__file__).parent / "fake_model.py")
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Return True if a process runs (a zombie does not)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -32,7 +32,7 @@ def alive(pid: int) -> bool:
 
 @dataclass
 class Running:
-    """A router that runs, and a client of it."""
+    """A running router and its client."""
 
     url: str
     http: httpx.Client
@@ -50,14 +50,14 @@ class Running:
 
 @dataclass
 class RouterHere(Running):
-    """One in a thread of this process."""
+    """A router in a thread of this process."""
 
     server: RouterServer
 
 
 @dataclass
 class RouterProcess(Running):
-    """One that is a process of its own."""
+    """A router in its own process."""
 
     process: subprocess.Popen[bytes]
 
@@ -66,12 +66,12 @@ Start = Callable[..., Any]
 
 
 def fake(name: str, *options: str, **more: Any) -> dict[str, Any]:
-    """A fake model's entry in a config.yaml."""
+    """Return a fake model's entry for a config.yaml."""
     words = [sys.executable, "-S", FAKE, name, "${PORT}", *options]
     return {"cmd": " ".join(words), "proxy": "http://127.0.0.1:${PORT}", **more}
 
 
 def config(models: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """A config.yaml of models on free ports; without groups all may run side by side."""
+    """Return a config.yaml of models on free ports; without `groups` all may run side by side."""
     together = {"all": {"swap": False, "exclusive": False, "members": list(models)}}
     return {"startPort": free_ports(max(len(models), 1)), "groups": together, "models": models, **more}

@@ -1,4 +1,4 @@
-"""Which models flags, folders, presets and caches name, what they are called, and how they are started."""
+"""The catalog: models from flags, folders, presets and caches, their names, and their command lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalog(*flags: str) -> Catalog:
 
 
 def arguments(model: RoutedModel) -> dict[str, Any]:
-    """Flags of the model's process, with their values."""
+    """Return the flags of the model's process, with their values."""
     args = list(model.launch.args)
     assert args[:5] == own_command("serve")
     found: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def arguments(model: RoutedModel) -> dict[str, Any]:
 
 
 def test_models_by_flags() -> None:
-    """The form of older guides: several -m, and aliases that say of which."""
+    """Older guides give several -m, and aliases that name their file."""
     models = ["-m", "models/a.gguf", "-m", "models/b.gguf", "-m", "gemma3"]
     aliases = ["--alias", "one=a.gguf,two=b", "--alias", "uno=models/a.gguf"]
     found = catalog(*models, *aliases, "-c", "512", "--temp", "-1", "--metrics", "--no-slots")
@@ -61,7 +61,7 @@ def test_models_by_flags() -> None:
 
 
 @pytest.mark.parametrize("name", ["--api-key", "-1", "--port=1", "-m", "a b", "--alias=x"])
-def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_file_names_like_flags_stay_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A process gets the file and the name it was listed by, and nothing else."""
     (tmp_path / f"{name}.gguf").touch()
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-m", "a.gguf", "-m", "b.gguf", "-a", "x"], "of which model"),
         (["-m", "a.gguf", "-m", "b.gguf", "-a", "x=c.gguf"], "expected NAME=FILE"),
@@ -87,12 +87,12 @@ def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:
         (["-m", "a.gguf", "-m", "a.gguf"], "is given twice"),
     ],
 )
-def test_aliases_of_nothing(flags: list[str], said: str) -> None:
-    with pytest.raises(FlagError, match=said):
+def test_invalid_aliases(flags: list[str], message: str) -> None:
+    with pytest.raises(FlagError, match=message):
         catalog(*flags)
 
 
-def test_two_models_of_one_name() -> None:
+def test_duplicate_names() -> None:
     with pytest.raises(CatalogError, match="two models are called"):
         catalog("-m", "a.gguf", "-m", "b.gguf", "-a", "x=a.gguf,x=b.gguf")
     assert list(catalog("-m", "1/a.gguf", "-m", "2/a.gguf").models) == ["1/a.gguf", "2/a.gguf"]
@@ -153,7 +153,7 @@ temp = 0.5
 
 
 def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line wins over a model's section, that over [*], and that over the environment."""
+    """The command line overrides a model's section, that overrides [*], and that overrides the environment."""
     logging.getLogger("llamado").propagate = True
     folder = tmp_path / "models"
     folder.mkdir()
@@ -179,7 +179,7 @@ def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert "no-such-option" in caplog.text
     assert local.preset.startswith("[local]\n") and "ctx-size = 4096\n" in local.preset
     assert "stop-timeout = 3\n" in local.preset
-    # What a preset shows can be read again, and means the same.
+    # A shown preset can be parsed again and means the same.
     ini.write_text(local.preset)
     again = catalog("--models-preset", str(ini), "-np", "2").models["local"]
     assert {**arguments(again), "--tags": ""} == {**given, "--tags": ""}
@@ -190,7 +190,7 @@ def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
         assert arguments(over)["--ctx-size"] == "77"
 
 
-def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_vision_options_of_a_preset_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("llamado").propagate = True
     (tmp_path / "p.ini").write_text("[m]\nmodel = x.gguf\nmmproj = y.gguf\n")
     assert "--mmproj" not in arguments(catalog("--models-preset", str(tmp_path / "p.ini")).models["m"])
@@ -198,7 +198,7 @@ def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "left"),
+    ("text", "message", "left"),
     [
         ("[a\nmodel = x", "line 1: expected", ["good"]),
         ("[a]\nmodel x", "line 2: expected", ["good"]),
@@ -207,19 +207,19 @@ def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
         ("[a]\nmodel x\n[a]\nmodel = x", "line 2: expected", ["a", "good"]),
     ],
 )
-def test_a_bad_section_leaves_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str, left: list[str]
+def test_a_malformed_section_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, message: str, left: list[str]
 ) -> None:
-    """It stops no router: it is named in the log, and its model is not served."""
+    """The router starts; the section is logged and its model is not served."""
     logging.getLogger("llamado").propagate = True
     path = tmp_path / "p.ini"
     path.write_text(f"{text}\n[good]\nmodel = g\n")
     assert sorted(catalog("--models-preset", str(path)).models) == left
-    assert said in caplog.text
+    assert message in caplog.text
     assert "is ignored" in caplog.text and str(path) in caplog.text
 
 
-def test_sections_replace_earlier_ones_of_their_name(tmp_path: Path) -> None:
+def test_a_section_replaces_an_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "p.ini"
     path.write_text("[ a ]\nc = 1\nmodel = x\n[a]\nmodel = y\nmodel = z # w\n\n[b];x\nmodel=\n")
     sections = read_presets(path)
@@ -241,7 +241,7 @@ def hub_model(tmp_path: Path, repo: str, *files: str) -> None:
         (snapshot / file).symlink_to(folder / "blobs" / file)
 
 
-def test_large_models_with_a_name_are_cached_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_catalog_models_are_cached_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "models"))
     path = tmp_path / "models" / LARGE["qwen3"].file_name
     assert "qwen3" not in cached_models() and not remove_cached("qwen3")
@@ -260,7 +260,7 @@ def test_cached_models(tmp_path: Path) -> None:
     assert list(found.models) == ["u/m:Q4_K_M", "u/m:Q8_0", "u/split:Q2_K"]
     assert found.models["u/m:Q8_0"].source == "cache"
     assert arguments(found.models["u/m:Q8_0"])["--hf-repo"] == "u/m:Q8_0"
-    # A preset that uses a cached model may hide it.
+    # A preset that uses a cached model may hide the cached one.
     ini = tmp_path / "p.ini"
     ini.write_text("[*]\ndedup-cache-models = 1\n[mine]\nhf-repo = u/m:q8_0\n")
     found = catalog("--models-preset", str(ini))
@@ -273,8 +273,8 @@ def test_cached_models(tmp_path: Path) -> None:
     assert left == ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "s-Q2_K-00001-of-00002.gguf"]
 
 
-def test_models_have_no_tools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the router's; a preset cannot give them to a model's process, either."""
+def test_model_processes_get_no_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools belong to the router; presets cannot enable them for a model's process."""
     monkeypatch.setenv("LLAMA_ARG_TOOLS", "all")
     preset = tmp_path / "models.ini"
     preset.write_text("[a]\nmodel = a.gguf\ntools = all\nmcp-servers-json = {}\nagent = true\n")

@@ -1,4 +1,4 @@
-"""The fleet by itself: limits, downloads, sleep, catalogs that change."""
+"""The fleet alone: limits, downloads, sleep, changing catalogs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llamado.server.errors import ApiError
 
 
 def model(name: str, *options: str, **more: Any) -> RoutedModel:
-    """A fake model on a Unix socket, as our own servers are."""
+    """Return a fake model on a Unix socket, like llamado's own servers."""
     # The fleet appends `--host SOCKET`.
     code = f"import sys; sys.argv = [{FAKE!r}, {name!r}, sys.argv[-1], *{list(options)!r}]; exec(open({FAKE!r}).read())"
     launch = Launch(args=(sys.executable, "-S", "-c", code), env=environment(), stop_timeout=0.5)
@@ -39,9 +39,9 @@ def run(
     need_of: Callable[[RoutedModel], int] = lambda model: 0,
     **limits: Any,
 ) -> None:
-    """Run work with a fleet, which is closed at the end."""
+    """Run `work` with a fleet and close the fleet."""
 
-    async def all_of_it() -> None:
+    async def main() -> None:
         fleet = Fleet(Catalog(models), FleetLimits(**limits), need_of=need_of)
         try:
             await asyncio.wait_for(work(fleet), GUARD)
@@ -49,11 +49,11 @@ def run(
             await fleet.close()
             assert not any(instance.running for instance in fleet.instances.values())
 
-    asyncio.run(all_of_it())
+    asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_waiting_is_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     async def work(fleet: Fleet) -> None:
         a, b = fleet.instances["a"], fleet.instances["b"]
         lease = await fleet.acquire(a)
@@ -62,7 +62,7 @@ def test_waiting_is_bounded() -> None:
         with pytest.raises(ApiError, match="3 requests wait") as caught:
             await fleet.acquire(b)
         assert caught.value.status == 503 and caught.value.retry_after
-        # One that goes away makes room for another.
+        # A request that gives up makes room for another.
         waiting.pop().cancel()
         await asyncio.sleep(0.01)
         waiting.append(asyncio.ensure_future(fleet.acquire(b)))
@@ -123,7 +123,7 @@ def test_a_busy_model_keeps_its_memory() -> None:
     run([model("a"), model("b")], work, lambda model: 60, memory=100, quantum=0.0)
 
 
-def test_a_need_that_cannot_be_told_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_memory_need_counts_as_zero(caplog: pytest.LogCaptureFixture) -> None:
     async def work(fleet: Fleet) -> None:
         (await fleet.acquire(fleet.instances["a"])).release()
         assert fleet.instances["a"].need == 0
@@ -135,14 +135,14 @@ def test_a_need_that_cannot_be_told_is_none(caplog: pytest.LogCaptureFixture) ->
     assert "model a: memory need unknown" in caplog.text
 
 
-def test_patience_has_an_end() -> None:
+def test_waiting_times_out() -> None:
     async def work(fleet: Fleet) -> None:
         lease = await fleet.acquire(fleet.instances["a"])
         fleet.limits = replace(fleet.limits, patience=0.1)
         with pytest.raises(ApiError, match="no place for model 'b'") as caught:
             await fleet.acquire(fleet.instances["b"])
         assert caught.value.status == 503
-        # Nobody waits for it any more, so `a` goes on.
+        # No request waits for `b` any more, so `a` stays.
         (await fleet.acquire(fleet.instances["a"])).release()
         lease.release()
 
@@ -151,7 +151,7 @@ def test_patience_has_an_end() -> None:
 
 @pytest.mark.slow
 def test_first_come_first_served() -> None:
-    """Models that wait get places in the order they were asked for."""
+    """Waiting models get places in the order of their first requests."""
 
     async def work(fleet: Fleet) -> None:
         order: list[str] = []
@@ -179,7 +179,7 @@ def test_a_changed_catalog() -> None:
             (await fleet.acquire(fleet.instances[name])).release()
         kept = fleet.instances["a"].child
         fleet.replace(Catalog([model("a"), model("b", "ready=0.01"), model("d")]))
-        assert sorted(fleet.instances) == ["a", "b", "c", "d"]  # `c` is still ending
+        assert sorted(fleet.instances) == ["a", "b", "c", "d"]  # `c` is still stopping
         assert fleet.find("c") is None
         while fleet.instances["b"].running or "c" in fleet.instances:
             await asyncio.sleep(0.01)
@@ -190,7 +190,7 @@ def test_a_changed_catalog() -> None:
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that is moved by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -201,14 +201,14 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The fleet's clock."""
+    """Replace the fleet's clock."""
     clock = Clock()
     monkeypatch.setattr(fleets, "time", clock)
     return clock
 
 
 def test_an_idle_model_is_unloaded_its_ttl_after_its_last_use_or_after_loading() -> None:
-    """A model that takes longer to load than its ttl is not unloaded as soon as it is loaded."""
+    """A model that takes longer to load than its ttl is not unloaded right after loading."""
     instance = Instance(model("a", ttl=10.0))
     instance.last_used, instance.loaded_at = 100.0, 130.0
     assert instance.expires_at == 140.0
@@ -218,7 +218,24 @@ def test_an_idle_model_is_unloaded_its_ttl_after_its_last_use_or_after_loading()
     assert instance.expires_at == 205.0
 
 
-def test_a_look_does_not_keep_a_model_loaded(clock: Clock) -> None:
+@pytest.mark.slow
+def test_only_idle_models_are_unloaded() -> None:
+    async def work(fleet: Fleet) -> None:
+        a, b = fleet.instances["a"], fleet.instances["b"]
+        lease = await fleet.acquire(b)
+        (await fleet.acquire(a)).release()
+        while a.running:
+            await asyncio.sleep(0.01)
+        assert b.running and a.crashes == 0  # the lease is older than the ttl
+        lease.release()
+        while b.running:
+            await asyncio.sleep(0.01)
+        (await fleet.acquire(a)).release()
+
+    run([model("a", ttl=0.01), model("b", ttl=0.01)], work)
+
+
+def test_reading_requests_do_not_keep_a_model_loaded(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
         instance.status, instance.child = fleets.LOADED, cast(Child, object())
@@ -240,7 +257,7 @@ def test_a_look_does_not_keep_a_model_loaded(clock: Clock) -> None:
 
 
 @pytest.mark.slow
-def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+def test_failed_loads_back_off(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
         waits = []
@@ -248,7 +265,7 @@ def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> Non
             with pytest.raises(ApiError, match="failed to load"):
                 await fleet.acquire(instance)
             waits.append(instance.retry_at - clock.now)
-            # Until then it is not started, and the client hears how long that is.
+            # Until then it is not started, and Retry-After gives the remaining time.
             clock.now = instance.retry_at - 0.25
             with pytest.raises(ApiError, match="failed to load") as refused:
                 await fleet.acquire(instance)
@@ -260,12 +277,12 @@ def test_failures_to_load_are_put_off_for_longer_and_longer(clock: Clock) -> Non
 
 
 @pytest.mark.slow
-def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
+def test_restarts_back_off(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
 
         async def dies() -> float:
-            """Let it run and die; seconds until it is started again."""
+            """Let the model run and die; return the seconds until it is started again."""
             lease = await fleet.acquire(instance)
             lease.child.signal(signal.SIGKILL)
             await lease.child.exit
@@ -276,9 +293,9 @@ def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
             clock.now = instance.retry_at
             return wait
 
-        # The first time it comes back at once.
+        # The first restart is immediate.
         assert [await dies() for _ in range(6)] == [0, 0.5, 1, 2, 3, 3]
-        # One that ran well for a while begins anew.
+        # After a stable run the delays start again.
         (await fleet.acquire(instance)).release()
         clock.now += 10.5
         assert [await dies() for _ in range(3)] == [0, 0.5, 1]
@@ -287,8 +304,8 @@ def test_restarts_are_put_off_for_longer_and_longer(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Its process got ready, and then, or while it was asked what it is, came the wish to unload it."""
+def test_a_model_unloaded_while_loading_stays_unloaded(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """The model is unloaded after its process became ready, or while its description is fetched."""
 
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
@@ -316,7 +333,7 @@ def test_a_model_that_is_unloaded_while_it_loads_is_never_loaded(monkeypatch: py
 
 
 def test_sleeping_models() -> None:
-    """Shown as asleep, and asked without being woken."""
+    """Sleep is shown, and checked without waking the model."""
 
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
@@ -335,14 +352,14 @@ def test_sleeping_models() -> None:
     run([model("a", sleeps=True)], work, sleep_check=60.0)
 
 
-def test_too_many_models_at_startup(start_router: Start, tmp_path: Path) -> None:
+def test_too_many_preloaded_models(start_router: Start, tmp_path: Path) -> None:
     (tmp_path / "p.ini").write_text("[*]\nload-on-startup = 1\n[a]\nmodel = a\n[b]\nmodel = b\n")
     with pytest.raises(CatalogError, match="2 models are to be loaded on startup, and --models-max is 1: a, b"):
         start_router(None, "--models-preset", str(tmp_path / "p.ini"), "--models-max", "1")
 
 
 def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Progress is shown, a download can be stopped, its end is told, and its model can be deleted."""
+    """Progress is shown, a download can be cancelled, its end is reported, and its model can be deleted."""
     from llamado.router import catalog
 
     go = tmp_path / "go"

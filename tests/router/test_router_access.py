@@ -1,4 +1,4 @@
-"""Who may call the router: all of its routes by all methods, with and without keys, from pages of all kinds."""
+"""Access to the router: every route and method, with and without keys, from pages of all origins."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
 ALLOWED = "Access-Control-Allow-Origin"
 
 
-TOOLS = ("/tools", "/cors-proxy")
-"""What is off unless it is asked for, and says so."""
+DISABLED = ("/tools", "/cors-proxy")
+"""Features that are disabled by default, with 403."""
 
 
-def table(here: RouterHere) -> dict[str, set[str]]:
+def methods_by_path(here: RouterHere) -> dict[str, set[str]]:
     """Return the methods of each path except the page's, and a path without any."""
     router = here.server.router
     assert router is not None
@@ -36,7 +36,7 @@ def table(here: RouterHere) -> dict[str, set[str]]:
 
 
 def ask(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
-    """Status, headers, and the body, but for a stream without end."""
+    """Return status, headers and body; no body for endless streams."""
     content = b"{}" if method in ("POST", "PUT") else None
     with http.stream(method, path, content=content, headers=headers) as answer:
         endless = method == "GET" and "content-length" not in answer.headers
@@ -48,31 +48,34 @@ def ask(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> 
 def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> None:
     flags = ["--api-key", "other,sesame", *(["--api-prefix", prefix] if prefix else [])]
     here = start_router(config({"a": fake("A")}), *flags)
-    given = {
+    credentials = {
         "none": ({}, False),
+        "x-api-key": ({"X-Api-Key": "sesame"}, True),
         "wrong": ({"Authorization": "Bearer sesam", "X-Api-Key": ""}, False),
         "bearer": ({"Authorization": "Bearer sesame"}, True),
-        "x-api-key": ({"X-Api-Key": "sesame"}, True),
     }
+    two = {name: credentials[name] for name in ("none", "x-api-key")}
     with httpx.Client(base_url=here.url + prefix, timeout=GUARD, headers={"Origin": LOCAL}) as http:
-        for path, methods in table(here).items():
+        paths = methods_by_path(here)
+        for path in paths if prefix else ("/health", "/completion", "/tools", "/nowhere"):
+            methods = paths[path]
             for method in METHODS:
                 exists = method in methods or (method == "HEAD" and "GET" in methods)
-                for name, (headers, right) in given.items():
-                    status, told, body = ask(http, method, path, headers)
+                for name, (headers, right) in (credentials if path == "/completion" else two).items():
+                    status, response_headers, body = ask(http, method, path, headers)
                     case = (method, path, name, status, body[:100])
-                    assert told[ALLOWED] == LOCAL, case
+                    assert response_headers[ALLOWED] == LOCAL, case
                     if method == "HEAD":
                         assert body == b"", case
                     if method == "OPTIONS":
-                        assert status == 200 and told["Access-Control-Allow-Headers"] == "*", case
+                        assert status == 200 and response_headers["Access-Control-Allow-Headers"] == "*", case
                     elif not right and path not in HEALTH:
                         assert status == 401, case
                     elif not exists:
                         assert status == 404 and (method == "HEAD" or b"File Not Found" in body), case
                     elif path == "/models/load":
-                        assert status == 404, case  # of the model
-                    elif path in TOOLS:
+                        assert status == 404, case  # the model is unknown
+                    elif path in DISABLED:
                         assert status == 403 and (method == "HEAD" or b"feature_disabled" in body), case
                     else:
                         assert status not in (401, 403, 404, 405), case
@@ -85,22 +88,22 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
 def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}))
     host = here.url.removeprefix("http://")
-    for path in table(here):
+    for path in methods_by_path(here):
         for method in ("GET", "POST", "DELETE"):
             changes = method != "GET" or path == "/unload"
             for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
-                status, told, _ = ask(here.http, method, path, headers)
-                assert (status == 403) == (changes or path in TOOLS), (method, path, headers)
-                assert ALLOWED not in told
+                status, response_headers, _ = ask(here.http, method, path, headers)
+                assert (status == 403) == (changes or path in DISABLED), (method, path, headers)
+                assert ALLOWED not in response_headers
         for headers in ({}, {"Origin": LOCAL}, {"Origin": f"http://{host}"}, {"Sec-Fetch-Site": "same-origin"}):
-            assert (ask(here.http, "POST", path, headers)[0] == 403) == (path in TOOLS), (path, headers)
-    # What it lets in, its models' processes do not turn away: they are not told where it comes from.
+            assert (ask(here.http, "POST", path, headers)[0] == 403) == (path in DISABLED), (path, headers)
+    # Model processes do not reject what the router accepted: they do not see the origin.
     headers = {"Origin": LOCAL, "Sec-Fetch-Site": "same-site"}
-    told = here.http.post("/completion", json={"model": "a", "echo": True}, headers=headers).json()["headers"]
-    assert not {"origin", "sec-fetch-site"} & set(told)
+    answer = here.http.post("/completion", json={"model": "a", "echo": True}, headers=headers).json()
+    assert not {"origin", "sec-fetch-site"} & set(answer["headers"])
 
 
-def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
+def test_without_a_key_only_known_hosts_are_served(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--allowed-hosts", "my.router")
     for path in ("/health", "/v1/models", "/running", "/unload"):
         assert ask(here.http, "GET", path, {"Host": "evil.com"})[0] == 403
@@ -108,7 +111,7 @@ def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
 
 
 @pytest.mark.slow
-def test_the_model_that_answered_tells_what_was_used(start_router: Start) -> None:
+def test_usage_comes_from_the_model_that_answered(start_router: Start) -> None:
     here = start_router(config({"a": fake("A"), "b": fake("B")}))
     id = "0" * 32
     for model in ("a", "b"):
@@ -132,7 +135,7 @@ def test_one_model_and_an_unknown_one(start_router: Start) -> None:
 
 
 @pytest.mark.slow
-def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
+def test_llama_swaps_unload_paths(start_router: Start) -> None:
     here = start_router(config({"a": fake("A"), "b": fake("B")}))
 
     def running() -> set[str]:
@@ -142,7 +145,7 @@ def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
         assert here.http.post("/completion", json={"model": model}).status_code == 200
     both = running()
     assert "b" in both
-    if "a" not in both:  # one may be swapped for the other
+    if "a" not in both:  # one may have been swapped for the other
         assert here.http.post("/api/models/unload/a").text == "OK"
     assert here.http.post("/api/models/unload/b").text == "OK" and "b" not in running()
     assert here.http.post("/api/models/unload/no").status_code == 404
@@ -151,15 +154,15 @@ def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
     assert here.http.post("/api/models/unload", headers=page).status_code == 403
 
 
-def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
+def test_cors_origins_may_allow_all_sites(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
-    status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})
-    assert status == 400 and told[ALLOWED] == FOREIGN
+    status, response_headers, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})
+    assert status == 400 and response_headers[ALLOWED] == FOREIGN
 
 
 @pytest.mark.slow
-def test_names_of_headers_and_the_end(start_router: Start, tmp_path: Path) -> None:
-    """Names go out as llama-server writes them, also those a model's process writes otherwise; and 503 at the end."""
+def test_header_names_and_shutdown(start_router: Start, tmp_path: Path) -> None:
+    """Header names are sent in title case, whatever the model's process sends; and new requests get 503 at shutdown."""
     here = start_router(config({"a": fake("A")}))
     with here.http.stream("POST", "/completion", json={"model": "a", "stream": 60, "delay": 0.05}) as answer:
         names = {name.decode() for name, _ in answer.headers.raw}

@@ -1,4 +1,4 @@
-"""A router before real `llamado serve` processes with tiny models: inherited flags, swapping, death."""
+"""A router in front of real `llamado serve` processes with tiny models: inherited flags, swapping, crashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamado.router.child import Child
 
 
 @pytest.mark.slow
-def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_llamado_servers(start_router: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "llamado")
     folder = tmp_path / "models"
     folder.mkdir()
@@ -45,11 +45,11 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(ask, "two") for _ in range(3)]
         assert [one.result() for one in asked] == [(5, "two")] * 3
-    # What a process has not written yet when it is killed, its log lacks.
+    # A killed process loses the log lines that it has not written yet.
     until(lambda: sum("[two]" in one.message and "completion 200, " in one.message for one in caplog.records) == 3)
     os.kill(router.running()["two"]["pid"], signal.SIGKILL)
     assert ask("two") == (5, "two")
-    # The log says who asked, and what the router refuses by itself; a model's own errors have one line, its own.
+    # The router logs the client and its own refusals; a model's errors are logged once, by the model.
     assert router.http.post("/completion", json={"model": "none", **body}).status_code == 400
     assert router.http.post("/completion", json={"model": "two", "prompt": 1.5}).status_code == 400
     until(lambda: sum(" 400, " in record.message for record in caplog.records) >= 2)
@@ -61,7 +61,7 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     failed = router.http.post("/completion", json={"model": "broken", **body}, timeout=60)
     assert failed.status_code == 500 and "not a GGUF file" in failed.json()["error"]["reason"]
     assert router.status("broken")["exit_code"] == 1
-    # Its files may change under it.
+    # The model's files may change while the router runs.
     (folder / "broken.gguf").unlink()
     names = {m["id"] for m in router.http.get("/models?reload=1").json()["data"]}
     assert names == {"one", "two"}
@@ -77,8 +77,8 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
         (1, [], "exit code 1"),
     ],
 )
-def test_the_end_of_a_process_in_words(code: int, lines: list[str], says: str) -> None:
-    """A signal is its own reason; what the process printed before is none."""
+def test_exits_are_described(code: int, lines: list[str], says: str) -> None:
+    """A signal is a reason in itself; earlier output is not."""
     child = Child.__new__(Child)
     child.exit = asyncio.Future(loop=asyncio.new_event_loop())
     child.exit.set_result(code)

@@ -1,4 +1,4 @@
-"""`/live/events` of a router: its models, its log, and what a model tells of itself."""
+"""`/live/events` of a router: its models, its log, and the events of one model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def states(event: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_models_as_they_come_and_go(start_router: Start, tmp_path: Path) -> None:
+def test_events_follow_loading_and_unloading(start_router: Start, tmp_path: Path) -> None:
     router = start_router(
         config({"a": fake("A", f"ready={tmp_path / 'ready'}"), "b": fake("B"), "c": fake("C", unlisted=True)})
     )
@@ -58,7 +58,7 @@ def test_models_as_they_come_and_go(start_router: Start, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_listener_neither_loads_a_model_nor_keeps_it(start_router: Start) -> None:
+def test_listening_neither_loads_nor_keeps_a_model(start_router: Start) -> None:
     router = start_router(config({"a": fake("A", ttl=1), "b": fake("B")}))
     for name, why in (("a", "not loaded"), ("nobody", "not found")):
         refused = router.http.get("/live/events", params={"model": name})
@@ -68,6 +68,6 @@ def test_a_listener_neither_loads_a_model_nor_keeps_it(start_router: Start) -> N
     with events(router, model="a") as told:
         assert next(told)["name"] == "A"
         assert router.running()["a"]["requests"] == 0
-        # A second without a request, though somebody listens; the stream ends with the process.
+        # Listening does not count as a request; the stream ends with the process.
         assert len([*told]) > 5
     until(lambda: router.status("a")["value"] == "unloaded")

@@ -1,4 +1,4 @@
-"""`/metrics` of the router: those of all loaded models in one text."""
+"""`/metrics` of the router: the metrics of all loaded models, merged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from router_process import Start, config, fake
 from tiny_models import make_llama
 from waiting import until
 
-from llamado.http.exposition import merge
 from llamado.router import app
 
 ONE = """\
@@ -24,45 +23,6 @@ seconds_bucket{le="+Inf"} 2
 seconds_sum 0.5
 seconds_count 2
 """
-
-
-def test_samples_of_a_metric_stand_together() -> None:
-    assert merge([({"model": "a"}, ONE), ({"model": "b"}, ONE)]) == (
-        "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\n"
-        "# TYPE llamacpp:prompt_tokens_total counter\n"
-        'llamacpp:prompt_tokens_total{model="a"} 5\n'
-        'llamacpp:prompt_tokens_total{model="b"} 5\n'
-        "# HELP seconds How long it took.\n"
-        "# TYPE seconds histogram\n"
-        'seconds_bucket{model="a",le="0.1"} 1\n'
-        'seconds_bucket{model="a",le="+Inf"} 2\n'
-        'seconds_sum{model="a"} 0.5\n'
-        'seconds_count{model="a"} 2\n'
-        'seconds_bucket{model="b",le="0.1"} 1\n'
-        'seconds_bucket{model="b",le="+Inf"} 2\n'
-        'seconds_sum{model="b"} 0.5\n'
-        'seconds_count{model="b"} 2\n'
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "labels"),
-    [
-        ("x 1", {}),
-        ("x{} 1", {}),
-        ('x{a="b",} 1 1700000000', {"a": "b"}),
-        ('x{ a = "}\\" 1" , b="model=\\"c\\"" } 1', {"a": '}" 1', "b": 'model="c"'}),
-        ('x{model="its own",model_id="m"} 1', {"exported_model": "its own", "model_id": "m"}),
-    ],
-)
-def test_labels_are_kept(line: str, labels: dict[str, str]) -> None:
-    name = 'a "model"\\\nof two lines'
-    ((sample,),) = [family.samples for family in text_string_to_metric_families(merge([({"model": name}, line)]))]
-    assert sample.labels == {"model": name} | labels and sample.value == 1
-
-
-def test_lines_that_are_none_are_left_out() -> None:
-    assert merge([({"model": "a"}, "# EOF\n# a comment\n<html>\nx{a=b} 1\n1x 2\nx\n\ny 2\r\n")]) == 'y{model="a"} 2\n'
 
 
 @pytest.mark.slow
@@ -85,14 +45,14 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
         assert named[0] == named[1]
         return named[0]
 
-    assert shown() == set() and router.running() == {}  # it loads none for that
+    assert shown() == set() and router.running() == {}  # no model is loaded for it
     router.ask("none")
     refused = router.http.get("/metrics")
     assert refused.status_code == 501 and "--metrics" in refused.json()["error"]["message"]
     for name in ("a", "also-b", "hangs"):
         router.ask(name)
     router.http.post("/models/load", json={"model": "loads"})
-    until(lambda: "progress" in router.status("loads"))  # it answers, and is not loaded yet
+    until(lambda: "progress" in router.status("loads"))  # it responds but is not loaded yet
     assert shown() == {"a", "b"}
     assert "model hangs: no metrics: no answer within 0.5 s" in router.log.read_text()
     assert router.http.get("/metrics?model=also-a").text == ONE
@@ -102,7 +62,7 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
 
 
 @pytest.mark.full
-def test_metrics_of_our_own_servers(start_router: Start, tmp_path: Path) -> None:
+def test_metrics_of_llamado_servers(start_router: Start, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_llama(tmp_path / f"{name}.gguf")
     router = start_router(None, "-m", str(tmp_path / "one.gguf"), "-m", str(tmp_path / "two.gguf"), "--metrics")

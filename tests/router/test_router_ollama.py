@@ -1,4 +1,4 @@
-"""Ollama's API on a router: lists, names with tags, how long models stay, fetching and deleting."""
+"""Ollama's API on a router: lists, names with tags, keep_alive, downloading and deleting."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
 
 
 @pytest.mark.slow
-def test_how_long_a_model_stays(start_router: Start) -> None:
+def test_keep_alive(start_router: Start) -> None:
     router = start_router(config({"a": fake("A"), "b": fake("B")}))
 
     def loaded() -> dict[str, float]:
-        """Seconds that each loaded model stays."""
+        """Return the seconds until each loaded model is unloaded."""
         told = router.http.get("/api/ps").json()
         assert problems(told, PS) == []
         return {
@@ -112,7 +112,7 @@ def test_how_long_a_model_stays(start_router: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_of_lines_that_breaks_off_says_so(start_router: Start) -> None:
+def test_a_cut_stream_of_lines_ends_with_an_error(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     body = {"model": "a", "messages": HELLO, "stream": 5, "die": "2", "type": "application/x-ndjson"}
     last = router.http.post("/api/chat", json=body).text.splitlines()[-1]
@@ -121,7 +121,7 @@ def test_a_stream_of_lines_that_breaks_off_says_so(start_router: Start) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[loopback.Site]:
-    """A stand-in hub with one model."""
+    """Serve a hub with one model."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
@@ -132,7 +132,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[loopback.Si
         yield site
 
 
-def test_pull_fetches_into_the_catalog_and_delete_removes(start_router: Start, hub: loopback.Site) -> None:
+def test_pull_downloads_and_delete_removes_a_model(start_router: Start, hub: loopback.Site) -> None:
     router = start_router(None)
     answer = router.http.post("/api/pull", json={"model": "hf.co/me/good:Q8_0"})
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -151,8 +151,8 @@ def test_pull_fetches_into_the_catalog_and_delete_removes(start_router: Start, h
     assert router.http.request("DELETE", "/api/delete", json={"model": "me/good:Q8_0"}).status_code == 404
 
 
-def test_a_pull_that_fails_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it has failed before anything waits for its next update."""
+def test_a_pull_that_fails_at_once_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is reported even if it happened before the next update is awaited."""
 
     def fetch_model(*_: object, **__: object) -> Path:
         raise SourceError("no access")
@@ -171,7 +171,7 @@ def test_a_pull_that_fails_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert asyncio.run(fetch()) == "no access"
 
 
-def test_what_cannot_be_pulled(start_router: Start, hub: loopback.Site) -> None:
+def test_unknown_models_cannot_be_pulled(start_router: Start, hub: loopback.Site) -> None:
     router = start_router(None)
     answer = router.http.post("/api/pull", json={"model": "llama3.2"})
     assert answer.status_code == 500 and "user/model" in answer.json()["error"]
@@ -181,7 +181,7 @@ def test_what_cannot_be_pulled(start_router: Start, hub: loopback.Site) -> None:
     assert answer.status_code == 500 and "no access" in answer.json()["error"]
 
 
-def test_a_pull_that_nobody_waits_for_ends(
+def test_a_pull_ends_when_all_clients_disconnect(
     start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stopped = threading.Event()
@@ -204,11 +204,11 @@ def test_a_pull_that_nobody_waits_for_ends(
         first, second = one.iter_lines(), other.iter_lines()
         assert all("completed" in json.loads([next(each), next(each)][1]) for each in (first, second))
         one.close()
-        assert not stopped.wait(0.3) and "completed" in json.loads(next(second))  # the other one still waits for it
+        assert not stopped.wait(0.3) and "completed" in json.loads(next(second))  # the other client still waits
     assert stopped.wait(GUARD)
 
 
-def test_ollamas_clients_see_that_a_server_runs(start_router: Start) -> None:
+def test_ollama_clients_detect_the_server(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     answer = router.http.get("/", headers={"Accept": "application/json"})
     assert answer.status_code == 200 and answer.text == "Ollama is running"

@@ -1,4 +1,4 @@
-"""Next to the real llama.cpp: its server as one of our models, and the same questions to both routers."""
+"""Comparison with llama.cpp: llama-server as one of our models, and the same requests to both routers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.full]
 Both = tuple[Running, httpx.Client]
 
 
-def test_real_servers_behind_our_router(start_router: Start, peer_bin: Path, smollm2_path: Path) -> None:
-    """A config.yaml of llama-swap's kind, with the real llama-server as its command."""
+def test_llama_server_behind_our_router(start_router: Start, peer_bin: Path, smollm2_path: Path) -> None:
+    """llama-swap's configuration may run llama-server."""
     setup = {
         "macros": {
             "server": f"{peer_bin}/llama-server --port ${{PORT}} --host 127.0.0.1 -ngl 0 -t 1 -c 512 --no-webui"
@@ -61,7 +61,7 @@ def test_real_servers_behind_our_router(start_router: Start, peer_bin: Path, smo
 def both(
     start_router: Start, peer_bin: Path, smollm2_path: Path, tmp_path: Path
 ) -> Iterator[tuple[Running, httpx.Client]]:
-    """Our router and the real one over the same folder and presets."""
+    """Start our router and llama.cpp's over the same folder and presets."""
     folder = tmp_path / "models"
     (folder / "sub").mkdir(parents=True)
     (folder / "smol.gguf").symlink_to(smollm2_path)
@@ -135,7 +135,7 @@ QUESTIONS: list[tuple[str, str, Any]] = [
 BAD_JSON = (b"", b"{bad", b'{"model":"\xff"}')
 
 
-def test_the_real_router_answers_the_same(both: tuple[Running, httpx.Client]) -> None:
+def test_llama_servers_router_gives_the_same_responses(both: tuple[Running, httpx.Client]) -> None:
     ours, theirs = both
     for method, path, body in QUESTIONS:
         one, two = (client.request(method, path, json=body) for client in (ours.http, theirs))
@@ -147,7 +147,7 @@ def test_the_real_router_answers_the_same(both: tuple[Running, httpx.Client]) ->
     broken = [client.post("/completion", json={"model": "broken"}) for client in (ours.http, theirs)]
     assert len({(b.status_code, b.json()["error"]["message"], b.json()["error"]["type"]) for b in broken}) == 1
     props = [client.get("/props").json() for client in (ours.http, theirs)]
-    own = {"ui", "tools_enabled"}  # for the page, which asks a server and a router the same
+    own = {"ui", "tools_enabled"}  # for the page, which reads them from servers and routers
     assert set(props[0]) - own == set(props[1]) and props[0]["max_instances"] == props[1]["max_instances"] == 2
     listed = [{m["id"]: m for m in client.get("/v1/models").json()["data"]} for client in (ours.http, theirs)]
     assert set(listed[0]) == set(listed[1]) == {"broken", "own", "smol", "sub"}

@@ -1,4 +1,4 @@
-"""Models of other routers and servers, listed and asked as this router's own."""
+"""Models of other routers and servers, listed and served as this router's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamado.router.peers import MAX_HOPS, Peer, Peers
 from llamado.router.swap_config import SwapConfigError, read_swap_config
 
 
-class Elsewhere:
+class EchoServer:
     """A server that returns every request as its response."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class Elsewhere:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Elsewhere]:
-    server = Elsewhere()
+def echo_server() -> Iterator[EchoServer]:
+    server = EchoServer()
     yield server
     server.close()
 
@@ -69,11 +69,11 @@ def ask(router: Any, model: str, **more: Any) -> httpx.Response:
     return router.http.post("/v1/chat/completions?a=b", json={"model": model, **more}, headers=headers)
 
 
-def test_models_of_peers_are_listed_and_asked(start_router: Start, elsewhere: Elsewhere, tmp_path: Path) -> None:
+def test_models_of_peers_are_listed_and_served(start_router: Start, echo_server: EchoServer, tmp_path: Path) -> None:
     filters = {"stripParams": "temperature, model", "setParams": {"provider": {"zdr": True}, "model": "no"}}
     peers = {
-        "one": {"proxy": elsewhere.url, "models": ["m", "both", "a"], "apiKey": "${secret-word}", "filters": filters},
-        "two": {"proxy": elsewhere.url, "models": ["both", "org/n"]},
+        "one": {"proxy": echo_server.url, "models": ["m", "both", "a"], "apiKey": "${secret-word}", "filters": filters},
+        "two": {"proxy": echo_server.url, "models": ["both", "org/n"]},
     }
     router = start_router(config({"a": fake("A")}, peers=peers, macros={"secret-word": "sk-peer"}))
     listed = {one["id"]: one for one in router.http.get("/v1/models").json()["data"]}
@@ -89,27 +89,27 @@ def test_models_of_peers_are_listed_and_asked(start_router: Start, elsewhere: El
     got = ask(router, "two/both", temperature=1).json()
     assert got["body"] == {"model": "both", "temperature": 1}
     assert not {"authorization", "x-api-key"} & got["headers"].keys()
-    assert ask(router, "a").json()["name"] == "A"  # its own come first
+    assert ask(router, "a").json()["name"] == "A"  # own models take precedence
     assert ask(router, "one/a").json()["body"]["model"] == "a"
     assert ask(router, "both").status_code == 400
     assert "sk-peer" not in router.log.read_text()
 
 
-def test_peers_that_do_not_answer(start_router: Start, elsewhere: Elsewhere, tmp_path: Path) -> None:
+def test_unavailable_peers(start_router: Start, echo_server: EchoServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         nowhere = f"http://127.0.0.1:{gone.getsockname()[1]}"
     peers = {
         "gone": {"proxy": nowhere, "models": ["g"]},
-        "slow": {"proxy": elsewhere.url, "models": ["s"], "timeouts": {"responseHeader": 0.05}},
+        "slow": {"proxy": echo_server.url, "models": ["s"], "timeouts": {"responseHeader": 0.05}},
     }
     router = start_router({"peers": peers})
-    elsewhere.silent = True
+    echo_server.silent = True
     lost, late = ask(router, "g"), ask(router, "s")
     assert lost.status_code == 502 and "peer 'gone'" in lost.json()["error"]["message"]
     assert late.status_code == 504 and "peer 'slow' gave no answer within 0.05 s" in late.json()["error"]["message"]
 
 
-def test_routers_that_name_one_another_end(start_router: Start) -> None:
+def test_routing_loops_end(start_router: Start) -> None:
     def routers(url: str) -> Any:
         return start_router({"peers": {"other": {"proxy": url, "models": ["m"]}}})
 
@@ -121,7 +121,7 @@ def test_routers_that_name_one_another_end(start_router: Start) -> None:
     assert answer.status_code == 508 and f"{MAX_HOPS} routers" in answer.json()["error"]["message"]
 
 
-def test_keys_do_not_show() -> None:
+def test_keys_are_not_printed() -> None:
     peer = Peer(name="p", url="http://h:1", models=("m",), key="sk-hidden", rewrite=Rewrite())
     assert "sk-hidden" not in repr(peer) + str(peer)
 
@@ -138,7 +138,7 @@ def test_keys_do_not_show() -> None:
         ("p: {proxy: 'http://h', models: [m], timeouts: {responseHeader: x}}", r"expected a number"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, peers: str, why: str) -> None:
+def test_errors_name_the_mistake(tmp_path: Path, peers: str, why: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"models: {{p/a: {{cmd: 'x --port ${{PORT}}'}}}}\npeers:\n  {peers}\n")
     with pytest.raises(SwapConfigError, match=why):

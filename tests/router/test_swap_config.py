@@ -1,4 +1,4 @@
-"""llama-swap's config.yaml: the shapes its documentation shows, defaults, and mistakes that are named."""
+"""llama-swap's config.yaml: the forms in its documentation, defaults, and error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(tmp_path: Path, text: str) -> SwapConfig:
     return read_swap_config(path)
 
 
-def test_least_config(tmp_path: Path) -> None:
+def test_minimal_config(tmp_path: Path) -> None:
     config = read(tmp_path, "models:\n  m1:\n    cmd: llama-server --port ${PORT} -m /x.gguf\n")
     (model,) = config.models
     assert model.launch.args == ("llama-server", "--port", "5800", "-m", "/x.gguf")
@@ -129,7 +129,7 @@ def test_unknown_keys_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "models: there is none"),
         ("[1]", "the file: expected keys and values"),
@@ -158,13 +158,13 @@ def test_unknown_keys_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
         ("a: &a [*a]\nmodels: {b: {cmd: x, proxy: 'http://h:1', metadata: *a}}", "without end"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_name_the_mistake(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SwapConfigError) as caught:
         read(tmp_path, text)
-    assert said in str(caught.value) and "config.yaml" in str(caught.value)
+    assert message in str(caught.value) and "config.yaml" in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(SwapConfigError, match="No such file"):
         read_swap_config(tmp_path / "none.yaml")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_swap_config(tmp_path / "b.yaml")
 
 
-def test_words_of_commands() -> None:
+def test_commands_are_split() -> None:
     text = """
       python model1.py \\
         -a "double quotes" \\

@@ -1,4 +1,4 @@
-"""An MCP server in a few lines, with tools that behave badly. Modes: `hang` (says nothing), `fail` (ends at once)."""
+"""A small MCP server with misbehaving tools. Modes: `hang` (never responds), `fail` (exits at once)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(name: str, arguments: dict[str, Any], id: int) -> dict[str, Any] | None
     if name == "garbage":
         sys.stdout.write("no json\n[]\n{}\n\n" + '{"jsonrpc": "2.0", "id": 12345, "result": {}}\n')
     if name == "orphan":
-        # A grandchild that leaves the group, and holds the pipes.
+        # A grandchild that leaves the process group and keeps the pipes open.
         text = str(subprocess.Popen(["sleep", "60"], start_new_session=True).pid)
     if name == "many":
         for i in range(100):

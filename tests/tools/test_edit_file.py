@@ -1,4 +1,4 @@
-"""`edit_file`: texts are found as they stand, or but for blanks, quotation marks, dashes and spaces."""
+"""`edit_file`: texts are found exactly, or ignoring trailing blanks and the style of quotation marks and dashes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from llamado.tools.builtin.edit import apply_edits, normalize
 from llamado.tools.errors import ToolFailed
 
 
-def test_exact() -> None:
+def test_exact_matches() -> None:
     assert apply_edits("one two\nthree\n", [("three", "3"), ("one", "1")], "f") == "1 two\n3\n"
 
 
-def test_lines_that_nothing_touches_stay_as_they_are() -> None:
+def test_untouched_lines_stay_unchanged() -> None:
     text = "keep  \nsay “hi” \nkeep — too\t\nend"
     assert apply_edits(text, [('say "hi"', "said")], "f") == "keep  \nsaid\nkeep — too\t\nend"
     assert apply_edits(text, [('say "hi"\nkeep - too', "a\nb")], "f") == "keep  \na\nb\nend"
@@ -32,10 +32,10 @@ def test_lines_that_nothing_touches_stay_as_they_are() -> None:
         ("a “x” ", [('"x"', "1"), ("  ", "2")], "could not find|must be unique"),
     ],
 )
-def test_what_cannot_be_done(text: str, edits: list[tuple[str, str]], why: str) -> None:
+def test_invalid_edits(text: str, edits: list[tuple[str, str]], why: str) -> None:
     with pytest.raises(ToolFailed, match=why):
         apply_edits(text, edits, "f")
 
 
-def test_plain() -> None:
+def test_normalization() -> None:
     assert normalize("‘a’ “b” – c d  \t\r\ne") == "'a' \"b\" - c d\ne"

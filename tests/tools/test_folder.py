@@ -1,4 +1,4 @@
-"""No path leads out of the folder of the tools."""
+"""Paths cannot escape the tools' folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_links_inside(folder: Folder, tmp_path: Path) -> None:
     assert (inside / "sub" / "new" / "deep.txt").read_text() == "made"
 
 
-def test_links_in_circles(folder: Folder, tmp_path: Path) -> None:
+def test_circular_links(folder: Folder, tmp_path: Path) -> None:
     os.symlink("b", tmp_path / "in" / "c")
     os.symlink("c", tmp_path / "in" / "b")
     with pytest.raises(OSError):
@@ -131,21 +131,21 @@ def test_a_link_without_a_target_is_not_written_through(folder: Folder, tmp_path
 
 def test_only_files_are_read_and_written(folder: Folder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in" / "pipe")
-    for path in ("pipe", "sub"):  # nobody waits at a pipe's other end
+    for path in ("pipe", "sub"):  # opening a pipe does not wait for a writer
         with pytest.raises(OSError):
             read(folder, path)
         with pytest.raises(OSError):
             folder.write(folder.absolute(path), b"x")
 
 
-def test_writing_shortens(folder: Folder) -> None:
+def test_writing_truncates(folder: Folder) -> None:
     folder.write(folder.absolute("a.txt"), b"in")
     assert read(folder, "a.txt") == "in"
 
 
 @pytest.mark.slow
-def test_a_folder_that_becomes_a_link_while_it_is_opened(folder: Folder, tmp_path: Path) -> None:
-    """Somebody swaps a folder for a link to one outside, again and again; nothing outside is ever read or written."""
+def test_swapping_a_folder_for_a_link_during_access(folder: Folder, tmp_path: Path) -> None:
+    """While a folder is swapped for a link to an outside folder again and again, nothing outside is read or written."""
     inside, swapped = tmp_path / "in", tmp_path / "in" / "swapped"
     (inside / "real").mkdir()
     (inside / "real" / "secret").write_text("inside")
@@ -180,6 +180,6 @@ def test_a_folder_that_becomes_a_link_while_it_is_opened(folder: Folder, tmp_pat
     assert (tmp_path / "out" / "secret").read_text() == "secret"
 
 
-def test_there_must_be_a_folder(tmp_path: Path) -> None:
+def test_the_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ToolsError, match="No such file"):
         Folder(str(tmp_path / "none"))

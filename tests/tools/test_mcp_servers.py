@@ -1,4 +1,4 @@
-"""MCP servers: listed, called, started again; and those that behave badly harm nobody."""
+"""MCP servers: listed, called, restarted; and misbehaving ones do no harm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call
 from llamado.tools.toolbox import Toolbox
 
-# The `mcp` package takes long to import: the tests that need it do, and not each process that only lists them.
+# Importing the `mcp` package is slow: only the tests that need it import it.
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
@@ -101,7 +101,7 @@ def test_tools_are_listed_and_called(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await use("b_fail", "no") == {"error": "no\nfail"}
             assert await use("a_bad_result") == {"error": "invalid response from MCP server"}
             assert await box.find("a_none") is None
-            # A slow call keeps nobody waiting, not even of the same server where that takes several at a time.
+            # A slow call delays no other call, not even of the same server.
             slow = asyncio.ensure_future(use("a_wait", "60"))
             assert await use("b_echo", "quick") == {"plain_text_response": "quick\necho"}
             assert not slow.done()
@@ -111,7 +111,7 @@ def test_tools_are_listed_and_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_crashes_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crashed_server_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     from llamado.tools.mcp import server
 
     monkeypatch.setattr(server, "FIRST_WAIT", 50.0)
@@ -123,7 +123,7 @@ def test_one_that_crashes_is_started_again(monkeypatch: pytest.MonkeyPatch) -> N
             assert await use("a_crash") == {"error": "Connection closed"}
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
             assert pid_of(box) != first
-            # One that does nothing but crash is left alone for a while.
+            # A server that keeps crashing is not restarted for a while.
             assert (await use("a_crash"))["error"] == "Connection closed"
             assert (await use("a_crash"))["error"] == "Connection closed"
             assert (await use("a_echo"))["error"].startswith("MCP server unavailable: a")
@@ -137,8 +137,8 @@ def test_one_that_crashes_is_started_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("tool", ["flood", "long_line", "wait"])
-def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
-    """The call ends in its time, others have theirs meanwhile, and the next call has a server again."""
+def test_a_server_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    """The call ends in time, other calls are not delayed, and the next call gets a new server."""
     from llamado.tools.mcp import server, stdio
 
     monkeypatch.setattr(server, "_PING_SECONDS", 1.0)
@@ -153,7 +153,7 @@ def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) ->
                 assert await use("b_echo", "x") == {"plain_text_response": "x\necho"}
                 await asyncio.sleep(0.02)
             assert (await slow)["error"] in ("request timed out", "Connection closed", "transport closed")
-            await asyncio.to_thread(gone, first)  # it does not answer to a ping either
+            await asyncio.to_thread(gone, first)  # it did not answer the ping
             await until_async(lambda: server_of(box)._not_before < time.monotonic())
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
 
@@ -161,7 +161,7 @@ def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) ->
 
 
 @pytest.mark.parametrize(("line", "number"), [("x", 50_000), ("x" * 100_000, 500)])
-def test_a_flood_is_read_at_a_bounded_pace(monkeypatch: pytest.MonkeyPatch, line: str, number: int) -> None:
+def test_the_read_rate_is_bounded(monkeypatch: pytest.MonkeyPatch, line: str, number: int) -> None:
     from llamado.tools.mcp import bounds, stdio
 
     slept = 0.0
@@ -178,14 +178,14 @@ def test_a_flood_is_read_at_a_bounded_pace(monkeypatch: pytest.MonkeyPatch, line
     async def test() -> None:
         with subprocess.Popen(["sh", "-c", f"yes {line} | head -n {number}"], stdout=subprocess.PIPE) as flood:
             assert flood.stdout is not None
-            assert [said async for said in stdio._lines(flood.stdout)] == [line.encode()] * number
+            assert [message async for message in stdio._lines(flood.stdout)] == [line.encode()] * number
 
     run(test)
     cost = number * (len(line) + 1 + 1024)
     assert slept == pytest.approx(cost / bounds.RATE - 1)
 
 
-def test_a_line_has_an_end() -> None:
+def test_the_length_of_lines_is_bounded() -> None:
     from llamado.tools.mcp import bounds, stdio
 
     async def test() -> None:
@@ -202,7 +202,7 @@ def test_a_line_has_an_end() -> None:
 
 
 @pytest.mark.slow
-def test_what_it_says_beside_answers_is_no_matter() -> None:
+def test_output_other_than_responses_is_ignored() -> None:
     async def test() -> None:
         async with toolbox(a=stand_in()) as (_, use):
             for name in ("stderr", "garbage", "many", "echo"):
@@ -212,7 +212,7 @@ def test_what_it_says_beside_answers_is_no_matter() -> None:
 
 
 @pytest.mark.slow
-def test_grandchildren_end_with_it() -> None:
+def test_grandchildren_end_with_the_server() -> None:
     async def test() -> None:
         async with toolbox(a=stand_in()) as (box, use):
             orphan = int((await use("a_orphan"))["plain_text_response"].split("\n")[0])
@@ -235,7 +235,7 @@ def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         servers = {"none": {"command": "/no/such/command"}, "fails": stand_in("fail"), "hangs": stand_in("hang")}
         async with toolbox(a=stand_in(), **servers) as (box, use):
             assert {tool.name.split("_")[0] for tool in await box.tools()} == {"a"}
-            # Those that failed are not waited for again.
+            # Failed servers are not waited for again.
             assert len(await asyncio.wait_for(box.tools(), GUARD)) == 12
             assert "MCP server none: session ended: /no/such/command: No such file or directory" in caplog.messages
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
@@ -265,7 +265,7 @@ def test_over_http() -> None:
         async with toolbox(web=web, gone=gone_web) as (box, use):
             assert [tool.name for tool in await box.tools()] == ["web_double"]
             assert await use("web_double", "ab") == {"plain_text_response": "abab"}
-            # The server forgets all sessions, as one that is started anew does.
+            # The server forgets all sessions, like a restarted one.
             app.session_manager._server_instances.clear()
             assert await use("web_double", "cd") == {"plain_text_response": "cdcd"}
             server.should_exit = server.force_exit = True
@@ -283,7 +283,7 @@ def message(result: Any) -> SessionMessage:
 
 
 def test_the_parts_of_a_message_are_bounded() -> None:
-    """The `mcp` package checks 200,000 parts in 4 s, in which no other thread runs."""
+    """The `mcp` package takes 4 s to validate 200,000 parts, in which no other thread runs."""
     import anyio
     from mcp import types
     from mcp.shared.message import SessionMessage
@@ -340,7 +340,7 @@ EVENT = b"data: " + b"x" * 60_000 + b"\n\n"
     ],
     ids=["bomb", "long", "endless event", "events", "objects"],
 )
-def test_answers_over_http_are_bounded(
+def test_responses_over_http_are_bounded(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], body: list[bytes], error: str | None
 ) -> None:
     import httpx2
@@ -380,8 +380,8 @@ def test_configurations(caplog: pytest.LogCaptureFixture) -> None:
     files = McpServerConfig(name="files", command=("npx", "-y", "x"), env={"A": "b"}, cwd="/tmp", timeout=0.5)
     web = McpServerConfig(name="web", url="https://example.com/mcp", headers={"Authorization": "Bearer x"})
     assert read_servers(text, "f") == [files, web]
-    (said,) = [record.message for record in caplog.records]
-    assert said == "f: server nothing: ignored, it has neither a command nor a url"
+    (message,) = [record.message for record in caplog.records]
+    assert message == "f: server nothing: ignored, it has neither a command nor a url"
     assert read_servers("{}", "f") == []
 
 
@@ -399,13 +399,13 @@ def test_configurations(caplog: pytest.LogCaptureFixture) -> None:
         ('{"mcpServers": {"a": {"url": "ftp://x"}}}', "f: server a: url: expected http:// or https://"),
     ],
 )
-def test_configurations_that_are_none(text: str, why: str) -> None:
+def test_invalid_configurations(text: str, why: str) -> None:
     with pytest.raises(ToolsError) as raised:
         read_servers(text, "f")
     assert str(raised.value).startswith(why)
 
 
-def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mcp_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "find_spec", lambda name: None)
     with pytest.raises(ToolsError, match="install"):
         Toolbox(ToolSettings(servers=(McpServerConfig(name="a", command=("x",)),)))

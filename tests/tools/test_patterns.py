@@ -1,4 +1,4 @@
-"""Glob patterns, and what a folder's listing has."""
+"""Glob patterns and folder listings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamado.tools.listing import FolderListing, list_folder
     [
         ("*.py", ["a.py", "x/y/a.py", ".py"], ["a.pyc", "a.py/b"]),
         ("**", ["a", "a/b"], []),
-        ("src/*.c", ["x/src/a.c"], ["src/a.c", "x/src/y/a.c", "x/xsrc/a.c"]),  # "**/src/*.c", as llama-server has it
+        ("src/*.c", ["x/src/a.c"], ["src/a.c", "x/src/y/a.c", "x/xsrc/a.c"]),  # "**/src/*.c", as in llama-server
         ("src/**", ["x/src/a/b"], ["src/a", "src"]),
         ("**/a", ["x/a", "x/y/a"], ["a", "x/ab"]),
         ("[ab]?.txt", ["a1.txt", "x/b2.txt"], ["c1.txt", "a.txt"]),
@@ -69,7 +69,7 @@ def test_listings(tmp_path: Path) -> None:
 
 
 def test_a_repository_cannot_redirect_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program reads a repository's configuration: neither a work tree elsewhere nor a file of secrets counts."""
+    """A repository's configuration is not read: no foreign work tree, no file of secrets."""
     monkeypatch.setattr(subprocess, "Popen", None)
     inside, outside = tmp_path / "in", tmp_path / "out"
     (inside / ".git" / "info").mkdir(parents=True)
@@ -124,13 +124,13 @@ def test_ignore_rules_of_deeper_folders_have_precedence(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.o\n*.c\n")
     (tmp_path / "a" / ".gitignore").write_text("!x.o\n")
     (tmp_path / "a" / "b" / ".gitignore").write_text("/x.o\n!y.c\n")
-    for top in (tmp_path, tmp_path / "a"):  # rules above the folder of the tools count, too
+    for top in (tmp_path, tmp_path / "a"):  # rules above the tools' folder count, too
         listed = paths(list_folder(Folder(str(top)), str(tmp_path / "a"), 0, "file"))
         assert listed == [".gitignore", "b/.gitignore", "b/y.c", "x.o"]
 
 
 def test_ignore_rules_are_bounded() -> None:
-    """A model may write these files: their rules take linear time and little memory."""
+    """Models may write these files, so their rules take linear time and little memory."""
     slow = IgnoreRules("/w", "*a" * 300 + "b\n" + "[a-z]" * 900 + "\n" + "!x\ny\n" * 20_000)
     assert sum(group.pattern.size for group in slow._groups) <= MAX_SIZE
     assert slow.ignores("/w/" + "a" * 200, False) is False

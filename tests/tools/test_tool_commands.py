@@ -1,4 +1,4 @@
-"""Commands of tools: their time, their output, and what they leave running."""
+"""Commands run by tools: time limit, output limit, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def test_output_and_exit_code(commands: CommandRunner) -> None:
     assert commands.run(["/no/such/command"], limit=9, seconds=GUARD).code == -1
 
 
-def test_output_is_cut(commands: CommandRunner) -> None:
+def test_output_is_truncated(commands: CommandRunner) -> None:
     ran = commands.run(["sh", "-c", "seq 1 100000"], limit=6, seconds=GUARD)
     assert (ran.text, ran.code) == ("1\n2\n3\n\n[output truncated]", 0)
 
 
-def test_a_flood_ends_with_its_time_and_takes_no_memory(
-    commands: CommandRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_ends_at_the_deadline(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     ran = commands.run(["yes"], limit=1000, seconds=1)
     assert len(ran.output) == 1000 and ran.cut and ran.timed_out
-    assert len(pauses) == pytest.approx(1 / module._AFTER_LIMIT, abs=1)  # one after each reading
+    assert len(pauses) == pytest.approx(1 / module._AFTER_LIMIT, abs=1)  # one after each read
 
 
 @pytest.mark.parametrize("script", ["sleep 600 & echo $!", "sleep 600 & echo $!; sleep 600"])
-def test_what_it_started_ends_with_it(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Also what left the group and its session, and also when the time is over: as soon as there is output."""
+def test_child_processes_end_with_the_command(
+    commands: CommandRunner, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """This includes processes that left the group and the session, and commands that run out of time."""
     pieces: list[str] = []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len("".join(pieces))))
     ran = commands.run(["sh", "-c", script], limit=100, seconds=1, on_output=pieces.append)
@@ -78,8 +78,8 @@ def test_what_it_started_ends_with_it(commands: CommandRunner, monkeypatch: pyte
 
 @pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
 @pytest.mark.parametrize("ending", ["exit 3", "sleep 600"])
-def test_a_daemon_ends_with_its_command(commands: CommandRunner, tmp_path: Path, ending: str) -> None:
-    """Also one that left the session, lost its parent, and kept nothing of the environment."""
+def test_daemons_end_with_the_command(commands: CommandRunner, tmp_path: Path, ending: str) -> None:
+    """This includes daemons without a parent, a session or an environment of the command."""
     script = f"mkfifo said; (env -i setsid sh -c 'echo $$; echo > said; exec sleep 600' &); read line < said; {ending}"
     pieces: list[str] = []
 
@@ -93,25 +93,25 @@ def test_a_daemon_ends_with_its_command(commands: CommandRunner, tmp_path: Path,
     assert ran.code == (3 if ending == "exit 3" else 1)
 
 
-def test_a_missing_program_is_said(commands: CommandRunner, tmp_path: Path) -> None:
+def test_a_missing_program_is_reported(commands: CommandRunner, tmp_path: Path) -> None:
     ran = commands.run(["no-such-program"], limit=9, seconds=GUARD)
     assert (ran.output, ran.code) == (b"failed to spawn process", -1)
 
 
-def test_it_ends_when_nobody_waits(commands: CommandRunner) -> None:
+def test_a_command_ends_when_its_client_disconnects(commands: CommandRunner) -> None:
     looks = itertools.count()
     ran = commands.run(["sleep", "600"], limit=100, seconds=2 * GUARD, is_stopped=lambda: next(looks) > 1)
     assert not ran.timed_out and ran.code == 1
 
 
-def test_output_comes_in_whole_characters(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_split_at_characters(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PIECE", 1)
     pieces: list[str] = []
     commands.run(["printf", r"a\303\251"], limit=100, seconds=GUARD, on_output=pieces.append)
     assert pieces == ["a", "é"]
 
 
-def test_keys_are_not_passed_on(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_do_not_inherit_keys(commands: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     for flag in FLAGS:
         for name in flag.env if flag.secret else ():
             monkeypatch.setenv(name, "sesame")

@@ -1,4 +1,4 @@
-"""Tools in containers and over ssh, with programs in place of docker and ssh that run the commands here."""
+"""Tools in containers and over ssh; fake docker and ssh programs run the commands locally."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def using(place: Path, test: Callable[[Any], Any], runtime: str = "", builtin: t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["docker-container:box", "docker:there", "ssh:host"])
-def test_tools_work_there(place: Path, runtime: str) -> None:
+def test_tools_work_on_remote_hosts(place: Path, runtime: str) -> None:
     async def test(use: Any) -> None:
         odd = "it's $HOME `x`.txt"
         written = await use("write_file", path=f"new/{odd}", content="one\ntwo\n")
@@ -91,7 +91,7 @@ def test_tools_work_there(place: Path, runtime: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_container_that_ends_is_made_again(place: Path) -> None:
+def test_an_exited_container_is_restarted(place: Path) -> None:
     async def test(use: Any) -> None:
         notes = place.parent / "notes"
         first = (await use("exec_shell_command", command="true"), notes.read_text().split("box-")[1].split()[0])[1]
@@ -102,7 +102,7 @@ def test_a_container_that_ends_is_made_again(place: Path) -> None:
     using(place, test, "docker:there")
 
 
-def test_who_may_choose(place: Path) -> None:
+def test_choosing_a_runtime_needs_shell_access(place: Path) -> None:
     async def everywhere(use: Any) -> None:
         assert (await use("get_info", "ssh:host"))["cwd"] == str(place)
         with pytest.raises(ToolsError, match="unknown tool runtime: foo:bar; expected one of docker:IMAGE"):
@@ -121,18 +121,18 @@ def test_who_may_choose(place: Path) -> None:
     ["foo:x", "docker:image", "docker-container:", "docker-container:--privileged", "podman-container:a b",
      "ssh:", "ssh:-oProxyCommand=x", "ssh:a b", "ssh:a;b"],
 )  # fmt: skip
-def test_names_that_are_none(spec: str) -> None:
+def test_invalid_runtimes(spec: str) -> None:
     with pytest.raises(ToolsError):
         command_wrapper(spec)
 
 
-def test_an_image_that_is_none(place: Path) -> None:
+def test_invalid_images(place: Path) -> None:
     for spec in ("docker:none", "docker:", "docker:--privileged", "podman:x"):
         with pytest.raises(ToolsError):
             Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime=spec))
 
 
-def test_what_a_container_could_not_be_made_for_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_container_start_is_explained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = place / "docker"
     program.write_text("#!/bin/sh\necho >&2\necho 'no daemon is there' >&2\necho more >&2\nexit 1\n")
     program.chmod(0o755)
@@ -142,7 +142,7 @@ def test_what_a_container_could_not_be_made_for_is_said(place: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_program_that_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_explained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place))
     with pytest.raises(ToolsError, match="docker cannot be run: No such file or directory; is it installed"):
         Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime="docker:there"))

@@ -1,4 +1,4 @@
-"""The same calls to the real llama-server and to this one, each in a folder of its own: the same answers and files."""
+"""The same calls to llama-server and to llamado, each in its own folder, give the same responses and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 @contextmanager
 def serving(command: Sequence[str], folder: Path, *options: str) -> Iterator[httpx.Client]:
-    """A client of a server without a model, which works in a folder."""
+    """Start a server without a model in a folder; yield its client."""
     port = free_port()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     log = folder.with_suffix(".log")
@@ -125,8 +125,8 @@ TABLE = {
 }  # fmt: skip
 
 
-def told(answer: httpx.Response, folder: Path) -> Any:
-    """An answer without what may differ: the folder, the order of what is found, the words of some faults."""
+def comparable(answer: httpx.Response, folder: Path) -> Any:
+    """Return a response without what may differ: folder, order of results, wording of some errors."""
     if not answer.headers["content-type"].startswith("application/json"):
         return answer.status_code, answer.headers["content-type"], answer.text
     body = json.loads(answer.text.replace(str(folder), "FOLDER"))
@@ -160,7 +160,9 @@ def both(peer_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
 @pytest.mark.parametrize("tool", TABLE)
 def test_calls(both: list[tuple[httpx.Client, Path]], tool: str) -> None:
     for params in TABLE[tool]:
-        answers = [told(http.post("/tools", json={"tool": tool, "params": params}), folder) for http, folder in both]
+        answers = [
+            comparable(http.post("/tools", json={"tool": tool, "params": params}), folder) for http, folder in both
+        ]
         assert answers[0] == answers[1], params
     files = [
         {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -189,7 +191,7 @@ def test_headers_and_streams(both: list[tuple[httpx.Client, Path]]) -> None:
         answers = []
         for http, folder in both:
             named = {name: value.replace("{}", str(folder)) for name, value in headers.items()}
-            answers.append(told(http.post("/tools", json=body, headers={**named, "connection": "close"}), folder))
+            answers.append(comparable(http.post("/tools", json=body, headers={**named, "connection": "close"}), folder))
         assert answers[0] == answers[1], (headers, body)
 
 
@@ -197,9 +199,9 @@ def test_lists(both: list[tuple[httpx.Client, Path]]) -> None:
     lists = [http.get("/tools").json() for http, _ in both]
     for tools in lists:
         for tool in tools:
-            # What tools are told to be for is in words of our own.
+            # Descriptions of tools are our own.
             tool["definition"] = re.sub(r'"description": "([^"\\]|\\.)*"', "", json.dumps(tool["definition"]))
-    # The real one leaves it at the first page of an MCP server's tools.
+    # llama-server lists only the first page of an MCP server's tools.
     assert lists[0] == lists[1][: len(lists[0])] and len(lists[0]) == 7 + 4 and len(lists[1]) == 7 + 12
 
 

@@ -20,7 +20,7 @@ from llamado.gateway.options import GatewayError, GatewayOptions, replica_option
 from llamado.gateway.prefixes import chain_of
 from llamado.gateway.replica import Replica
 from llamado.http.access import HEALTH, digest, key_is_valid
-from llamado.http.answer import App, Receive, Scope, Send, answer_faults, error_response, json_response
+from llamado.http.answer import App, Receive, Scope, Send, error_response, handle_errors, json_response
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.http.exchange import MODEL, MODEL_POSTS
@@ -78,7 +78,7 @@ class Gateway:
         return [ApiRoute(*route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_faults(self.routes, scope, receive, send, log, ending=lambda: self.ending)
+        await handle_errors(self.routes, scope, receive, send, log, ending=lambda: self.ending)
 
     async def close(self) -> None:
         """Close all replicas and save the quotas."""

@@ -264,18 +264,14 @@ def is_local_request(scope: Scope) -> bool:
 
 
 def _without_body(send: Send) -> Send:
-    """Wrap `send` for HEAD: end the response after its headers, even if it is an endless stream."""
-    ended = False
+    """Wrap `send` for HEAD: end the response right after its headers, even if its body is an endless stream."""
 
-    async def send_with_cors(message: Any) -> None:
-        nonlocal ended
+    async def send_head(message: Any) -> None:
         if message["type"] == "http.response.start":
             await send(message)
-        elif not ended:
-            ended = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    return send_with_cors
+    return send_head
 
 
 def digest(key: bytes) -> bytes:

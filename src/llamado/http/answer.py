@@ -50,7 +50,7 @@ async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple
 _RETRY_AFTER = 2  # seconds
 
 
-async def answer_faults(
+async def handle_errors(
     app: App,
     scope: Scope,
     receive: Receive,

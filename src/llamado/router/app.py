@@ -21,7 +21,7 @@ from starlette.responses import Response
 from llamado.build import BUILD
 from llamado.gguf.errors import SourceError
 from llamado.http.access import HEALTH
-from llamado.http.answer import App, Receive, Scope, Send, answer_faults, json_response
+from llamado.http.answer import App, Receive, Scope, Send, handle_errors, json_response
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
@@ -138,7 +138,7 @@ class Router:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_faults(
+        await handle_errors(
             self.routes, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
         )
 

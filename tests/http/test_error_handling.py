@@ -1,4 +1,4 @@
-"""What a client is answered when an application raises."""
+"""Error responses for exceptions that an application raises."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from llamado.errors import LlamadoError
-from llamado.http.answer import answer_faults
+from llamado.http.answer import handle_errors
 from llamado.http.errors import ApiError, ClientDisconnected
 
 log = logging.getLogger("llamado.test")
 SCOPE = {"type": "http", "method": "GET", "path": "/x"}
 
 
-def answered(error: BaseException | None, *, begun: bool = False, **more: Any) -> list[Any]:
-    """What is sent where an application raises an error, before or after it began to answer."""
+def messages_sent(error: BaseException | None, *, started: bool = False, **more: Any) -> list[Any]:
+    """Return the messages sent for an application that raises an error before or after its response has started."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if begun:
+        if started:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         if error is not None:
             raise error
@@ -33,7 +33,7 @@ def answered(error: BaseException | None, *, begun: bool = False, **more: Any) -
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(answer_faults(app, dict(SCOPE), receive, send, log, **more))
+    asyncio.run(handle_errors(app, dict(SCOPE), receive, send, log, **more))
     return sent
 
 
@@ -45,30 +45,30 @@ def answered(error: BaseException | None, *, begun: bool = False, **more: Any) -
         (KeyError("k"), 500, "KeyError: 'k'", True),
     ],
 )
-def test_a_fault_before_the_answer_is_an_error_body(
+def test_an_exception_becomes_an_error_response(
     error: Exception, status: int, message: str, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start, body = answered(error)
+    start, body = messages_sent(error)
     assert (start["status"], json.loads(body["body"])["error"]["message"]) == (status, message)
     assert bool(caplog.records) is logged
 
 
-def test_an_application_may_name_its_faults_itself() -> None:
-    start, _ = answered(KeyError("k"), translate=lambda error: ApiError("permission_error", repr(error)))
+def test_exceptions_can_be_translated() -> None:
+    start, _ = messages_sent(KeyError("k"), translate=lambda error: ApiError("permission_error", repr(error)))
     assert start["status"] == 403
 
 
-def test_an_answer_that_has_begun_is_not_begun_again() -> None:
-    assert [message["type"] for message in answered(LlamadoError("late"), begun=True)] == ["http.response.start"]
+def test_a_started_response_is_not_started_again() -> None:
+    assert [message["type"] for message in messages_sent(LlamadoError("late"), started=True)] == ["http.response.start"]
 
 
-def test_who_is_gone_is_not_answered() -> None:
-    assert answered(ClientDisconnected("gone")) == []
+def test_disconnected_clients_get_no_response() -> None:
+    assert messages_sent(ClientDisconnected("gone")) == []
 
 
-def test_cancelled_requests_are_answered_only_where_the_process_ends() -> None:
+def test_cancelled_requests_get_a_response_only_at_shutdown() -> None:
     with pytest.raises(asyncio.CancelledError):
-        answered(asyncio.CancelledError())
-    start, _ = answered(asyncio.CancelledError(), ending=lambda: True)
+        messages_sent(asyncio.CancelledError())
+    start, _ = messages_sent(asyncio.CancelledError(), ending=lambda: True)
     assert start["status"] == 503 and (b"retry-after", b"2") in start["headers"]
-    assert len(answered(asyncio.CancelledError(), begun=True, ending=lambda: True)) == 1
+    assert len(messages_sent(asyncio.CancelledError(), started=True, ending=lambda: True)) == 1
