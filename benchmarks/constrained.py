@@ -26,7 +26,7 @@ from sides import model_path
 
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
-from llamado.engine.request import Done, Event, Failure, Request, Result
+from llamado.engine.request import Done, Event, Failure, GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler, Matcher
 from llamado.text.grammar.source import GrammarSource
@@ -104,10 +104,12 @@ def request(
 ) -> Request:
     return Request(
         prompt=llama.tokenize(case.prompt, add_special=True, parse_special=False),
-        n_predict=n,
-        sampling=Sampling(seed=seed, temperature=temperature, ignore_eos=constraint is None),
-        cache_prompt=False,
         constraint=constraint,
+        params=GenerationParams(
+            n_predict=n,
+            sampling=Sampling(seed=seed, temperature=temperature, ignore_eos=constraint is None),
+            cache_prompt=False,
+        ),
     )
 
 

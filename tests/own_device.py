@@ -57,7 +57,7 @@ class OwnDevice:
         self.local = self.zeroes_memory = endpoint is None
         self.lost: DeviceLost | None = None
         self.reserve: Callable[[int], None] = lambda size: None
-        self.working = 0
+        self.working_bytes = 0
         self.closed = False
         self.computed = 0
         """Graphs."""
@@ -77,7 +77,7 @@ class OwnDevice:
         self._check()
         return self._free, self._free
 
-    pulse: float | None = None
+    heartbeat_seconds: float | None = None
     links = False
 
     def link(self, target: Any) -> None:
@@ -101,10 +101,10 @@ class OwnDevice:
         self._check()
         return [self._bind(tensor, np.zeros(tensor.nbytes, np.uint8)) for tensor in tensors]
 
-    own_weights = 0
+    local_weight_bytes = 0
     numerics = "own"
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         self._check()
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Any = None) -> list[OwnBuffer]:
@@ -180,9 +180,9 @@ class OwnDevice:
         self.submit(graph)
         return [OperationTime(node.op.name, 1e-3, 0.0) for node in graph.nodes if not node.is_noop]
 
-    def forget(self, graphs: Iterable[Graph]) -> None: ...
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None: ...
 
-    def rest(self) -> None: ...
+    def trim_memory(self) -> None: ...
 
     def abandon(self) -> None: ...
 

@@ -20,6 +20,7 @@ SOURCE = Path(llamado.__file__).parent
 REWRITTEN = (
     "client",
     "cluster",
+    "commands",
     "devices",
     "engine",
     "gateway",
@@ -32,14 +33,27 @@ REWRITTEN = (
     "processes",
     "quantize",
     "router",
-    "server/api/cluster",
+    "server",
     "terminal",
     "text",
     "tools",
 )
 
 TESTS = Path(__file__).parent
-REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "text", "tiny")
+REWRITTEN_TESTS = (
+    "client",
+    "clients",
+    "commands",
+    "devices",
+    "ggml",
+    "gguf",
+    "interop",
+    "page",
+    "quantize",
+    "server",
+    "text",
+    "tiny",
+)
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
@@ -48,6 +62,7 @@ _RIDDLES = re.compile(
     r"|gets to know|wants to|does not know|trusts? it)\b",
     re.IGNORECASE,
 )
+_TYPESCRIPT_COMMENT = re.compile(r"/\*\*?\s(?:\s*\* )?([\s\S]*?)\*/|(?<![:\"'`\w])//\s([^\n]*)")
 _PARTICIPLE = re.compile(r"_?[A-Z][a-z]+(ed|ing)$|_?(Begun|Known|Made|Ran|Said|Told)$")
 NOUNS = {
     "Building",
@@ -72,14 +87,18 @@ NOUNS = {
 
 
 def _files() -> list[Path]:
-    """Return the modules of rewritten packages, those of rewritten tests, and the benchmarks."""
+    """Return the modules of rewritten packages and tests, the top-level modules, and the benchmarks."""
     folders = [
         *(SOURCE / name for name in REWRITTEN),
         *(TESTS / name for name in REWRITTEN_TESTS),
         TESTS.parent / "benchmarks",
     ]
     others = sorted(path for path in TESTS.glob("*.py") if path.name != Path(__file__).name)
-    return [*(path for folder in folders for path in sorted(folder.rglob("*.py"))), *others]
+    return [
+        *sorted(SOURCE.glob("*.py")),
+        *(path for folder in folders for path in sorted(folder.rglob("*.py"))),
+        *others,
+    ]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -98,6 +117,17 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+
+
+def typescript_faults(text: str) -> list[tuple[int, str]]:
+    """Return line and reason of every comment in a TypeScript module that breaks the rules."""
+    found = []
+    for comment in _TYPESCRIPT_COMMENT.finditer(text):
+        line, words = text.count("\n", 0, comment.start()) + 1, comment[1] or comment[2]
+        if opening := _OPENING.match(words):
+            found.append((line, f"the comment opens with {opening[0]!r}"))
+        found += [(line, f"says {riddle[0]!r}") for riddle in _RIDDLES.finditer(words)]
+    return found
 
 
 def faults(text: str) -> list[tuple[int, str]]:
@@ -126,7 +156,17 @@ def test_words_are_plain(path: Path) -> None:
     assert not faults(path.read_text())
 
 
+def test_comments_of_the_page_are_plain() -> None:
+    modules = sorted((TESTS.parent / "web" / "src").rglob("*.ts*"))
+    assert modules and not {path.name: found for path in modules if (found := typescript_faults(path.read_text()))}
+
+
 def test_faults_are_found() -> None:
+    assert [line for line, _ in typescript_faults("/** Whether */\n// fine\n/**\n * Is told\n */\nx // nobody")] == [
+        1,
+        3,
+        6,
+    ]
     module = '''"""What a module does."""
 class Answering:
     field: int

@@ -333,8 +333,8 @@ COMPUTE = _group(
           "draft model of -md), draft-mtp (the model's multi-token prediction block, in its file or that of -md), "
           "draft-eagle3 and draft-dflash (the EAGLE-3 or DFlash head of -md), suffix (tokens that followed the "
           "longest matching suffix, in this sequence or in earlier outputs of this server), ngram-simple, "
-          "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: suffix with --rpc, to "
-          "hide the latency of the links; with -md also the method that its file is made for", type="str",
+          "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: suffix with --rpc (to "
+          "hide the latency of links) or -md, and with -md also the method that its file is made for", type="str",
           default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=DRAFT_COMMANDS),
     _used("--spec-default", "same as --spec-type ngram-mod", default=False, commands=DRAFT_COMMANDS),
     _used("-md --model-draft --spec-draft-model",
@@ -1072,7 +1072,7 @@ _MANY = 40  # flags of a command from which `--help` is abridged
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedFlags:
     """Values of all flags of a command by `Flag.key`, the keys given, and warnings about flags without effect."""
 
     values: Mapping[str, Any]
@@ -1349,7 +1349,7 @@ def refuse_broken_lines(arguments: Sequence[str], with_value: Collection[str]) -
 
 def parse(
     parser: argparse.ArgumentParser, command: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
-) -> tuple[Parsed, argparse.Namespace]:
+) -> tuple[ParsedFlags, argparse.Namespace]:
     """Parse the arguments of a command: a flag takes precedence over the environment, that over the default.
 
     Return the values of flags, and argparse's namespace with the positional arguments. Raises FlagError.
@@ -1390,7 +1390,7 @@ def parse(
             required = "--" + flag.requires.replace("_", "-")
             warnings.setdefault(f"{_CPU}; {required} adds others", []).append(flag.label)
     texts = tuple(f"{', '.join(names)}: accepted, no effect here ({why})" for why, names in warnings.items())
-    return Parsed(values, frozenset(given), texts), namespace
+    return ParsedFlags(values, frozenset(given), texts), namespace
 
 
 def markdown() -> str:

@@ -32,33 +32,21 @@ from llamado.cluster.deploy.kubernetes import WAITING
 from llamado.cluster.deploy.targets import TARGETS, files_for, write
 from llamado.commands import cli
 from llamado.commands.http_options import access_rules
-from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
+from llamado.flags import FLAGS, FlagError, Kind, ParsedFlags, parse
 from llamado.http.access import AccessRules
 
 SERVE = ("-m", "/models/m.gguf", "-c", "8192", "-np", "4", "--alias", "a $b")
+SECRET_FLAGS = (
+    "--api-key=sk-one,sk-two --api_prefix /v1.x/ --ssl-key-file /k.pem --ssl-cert-file /c.pem --cluster-token sk-token "
+    "--slot-save-path /srv/slots"
+)
 KINDS: dict[str, dict[str, Any]] = {
     "one": {},
     "many": {"replicas": 3, "workers": 2, "memory": "16G", "cpus": 2.5},
     "closed": {"replicas": 2, "workers": 2, "tls": True, "key": True, "domain": "llm.example"},
     "locked": {"serve": (*SERVE, "--mlock", "--metrics")},
     "behind a gateway": {"replicas": 2, "workers": 1, "gateway": ("--patience", "20"), "tls": True, "key": True},
-    "by flags": {
-        "serve": (
-            *SERVE,
-            "--api-key=sk-one,sk-two",
-            "--api_prefix",
-            "/v1.x/",
-            "--ssl-key-file",
-            "/k.pem",
-            "--ssl-cert-file",
-            "/c.pem",
-            "--cluster-token",
-            "sk-token",
-            "--slot-save-path",
-            "/srv/slots",
-        ),
-        "replicas": 2,
-    },
+    "by flags": {"serve": (*SERVE, *SECRET_FLAGS.split()), "replicas": 2},
     "behind a gateway by flags": {
         "serve": (*SERVE, "--api-key-file", "/keys", "--api-prefix", "/llm", "--hf-token", "sk-hub"),
         "gateway": ("--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem", "--admin-key", "sk-admin"),
@@ -91,12 +79,12 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def read(command: list[str]) -> tuple[str, Parsed]:
+def read(command: list[str]) -> tuple[str, ParsedFlags]:
     """Parse a command line of llamado; return the sub-command and its flags."""
     return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
 
 
-def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> Parsed:
+def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> ParsedFlags:
     name, flags = read(command)
     assert not flags.api_key and not flags.cluster_token and not flags.hf_token
     assert name == "serve" and flags.model == ["/models/m.gguf"] and flags.ctx_size == 8192 and flags.parallel == 4

@@ -28,6 +28,7 @@ LINES = {
     "RPC server version mismatch: 6.1.0": "worker-version",
     "HELLO request size mismatch (0 vs 24) — client needs upgrade to protocol v7.x": "worker-version",
     "ggml-rpc.cpp:401: Remote RPC server crashed or returned malformed response": "worker-lost",
+    "W worker RPC0[10.0.0.2:50052] is lost: it closed the connection": "worker-lost",
     "Cannot resolve host 'worker1'": "unknown-host",
     "Unknown command: 71": "not-a-worker",
     "E gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)": "no-file",

@@ -61,6 +61,19 @@ def scripted(stack: ExitStack, *answers: tuple[int, object], **headers: str) -> 
     return stack.enter_context(ScriptedServer(answer)).url
 
 
+def failure(message: str) -> dict[str, object]:
+    return {"error": {"code": 503, "message": message}}
+
+
+def answering(stack: ExitStack, bodies: dict[str, object], status: int = 200) -> str:
+    """Start a server that returns these bodies by path, and 404 for other paths; return its URL."""
+
+    def answer(exchange: Exchange) -> None:
+        exchange.answer(status if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
+
+    return stack.enter_context(ScriptedServer(answer)).url
+
+
 @pytest.mark.slow
 def test_a_healthy_server_has_no_findings() -> None:
     with listening(metrics=True) as (url, _):
@@ -107,9 +120,29 @@ def test_another_program_on_the_port() -> None:
         assert one(f"http://127.0.0.1:{port}").symptom == "not-a-server"
 
 
-def test_another_web_server(stack: ExitStack) -> None:
-    assert one(scripted(stack, (200, b"<html>hello"))).symptom == "not-a-server"
-    assert one(scripted(stack, (404, b"no"))).symptom == "not-a-server"
+@pytest.mark.parametrize(
+    ("status", "body", "symptom", "text"),
+    [
+        (200, b"<html>hello", "not-a-server", ""),
+        (404, b"no", "not-a-server", ""),
+        (401, b"<html>Authorization Required", "wrong-key", "a proxy"),
+        (502, b"<html>Bad Gateway", "proxy-error", "502"),
+        (503, b"<html>Bad Gateway", "proxy-error", "503"),
+        (504, b"<html>Bad Gateway", "proxy-error", "504"),
+        (503, failure("the server is shutting down"), "ended", "shutting down"),
+        (503, failure("no idea"), "unready", "no idea"),
+        (503, failure("Loading model"), "loading", "reports no progress"),
+        (
+            503,
+            {"status": "no slot available", "slots_idle": 0, "slots_processing": 32},
+            "no-slots",
+            "",
+        ),  # older servers
+    ],
+)
+def test_responses_of_health(status: int, body: object, symptom: str, text: str, stack: ExitStack) -> None:
+    found = one(scripted(stack, (status, body)))
+    assert found.symptom == symptom and text in found.found
 
 
 def test_the_address_of_a_worker() -> None:
@@ -150,11 +183,6 @@ def test_loading_with_progress(stack: ExitStack) -> None:
     assert found.symptom == "loading" and "weights" in found.found and "llamado wait" in found.command
 
 
-def test_loading_of_a_server_that_reports_no_progress(stack: ExitStack) -> None:
-    found = one(scripted(stack, (503, {"error": {"code": 503, "message": "Loading model"}})))
-    assert found.symptom == "loading" and "reports no progress" in found.found
-
-
 @pytest.mark.slow
 def test_loading_without_progress() -> None:
     with listening(loaded=False) as (url, state):
@@ -178,12 +206,6 @@ def test_a_model_that_failed_to_load(reason: str, cause: str) -> None:
         found = one(url)
     assert found.symptom == "failed-to-load" and reason in found.found and found.cause.startswith(cause)
     assert ("-ctk q8_0" in found.command) == ("memory" in reason), "a known reason has its own remedy"
-
-
-@pytest.mark.parametrize(("reason", "symptom"), [("the server is shutting down", "ended"), ("no idea", "unready")])
-def test_503_after_loading(reason: str, symptom: str, stack: ExitStack) -> None:
-    found = one(scripted(stack, (503, {"error": {"code": 503, "message": reason}})))
-    assert found.symptom == symptom and reason in found.found
 
 
 def test_a_stopped_process_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -225,23 +247,16 @@ def test_a_gateway_with_missing_replicas(ready: bool, stack: ExitStack) -> None:
     replicas = [{"name": name, "ready": False, "state": "connecting", "message": s} for name, s in states.items()]
     replicas += [{"name": "ok", "ready": True, "state": "ready"}, {"name": "d", "ready": False, "state": "draining"}]
 
-    def answer(exchange: Exchange) -> None:
-        error = {"error": {"code": 503, "message": "no replica is ready", "replicas": states}}
-        bodies = {"/health": {"status": "ok"} if ready else error, "/gateway/status": {"replicas": replicas}}
-        status = 404 if exchange.path not in bodies else 200 if ready else 503
-        exchange.answer(status, bodies.get(exchange.path, {}))
-
-    found = one(stack.enter_context(ScriptedServer(answer)).url)
+    error = {"error": {"code": 503, "message": "no replica is ready", "replicas": states}}
+    bodies = {"/health": {"status": "ok"} if ready else error, "/gateway/status": {"replicas": replicas}}
+    found = one(answering(stack, bodies, 200 if ready else 503))
     assert found.symptom == "replica-missing" and found.command == "llamado doctor http://10.0.0.2:8080"
     assert found.found == "replica 10.0.0.2:8080: cannot connect; replica large: Loading model"
 
 
 def test_a_gateway_with_all_replicas(stack: ExitStack) -> None:
-    def answer(exchange: Exchange) -> None:
-        bodies = {"/health": {"status": "ok"}, "/gateway/status": {"replicas": [{"name": "a", "ready": True}]}}
-        exchange.answer(200 if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
-
-    assert look(stack.enter_context(ScriptedServer(answer)).url) == []
+    bodies = {"/health": {"status": "ok"}, "/gateway/status": {"replicas": [{"name": "a", "ready": True}]}}
+    assert look(answering(stack, bodies)) == []
 
 
 def test_a_lost_worker() -> None:
@@ -262,11 +277,6 @@ def test_a_lost_worker_whose_layers_were_taken() -> None:
         found = one(url)
     assert found.symptom == "degraded" and found.command.startswith("start the worker")
     assert found.found == "RPC1 is lost (it closed the connection); other devices have taken layers 0 to 3"
-
-
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_proxy_without_its_server(status: int, stack: ExitStack) -> None:
-    assert one(scripted(stack, (status, b"<html>Bad Gateway"))).symptom == "proxy-error"
 
 
 @pytest.mark.parametrize(("waiting", "slots"), [([0], 1), ([3, 0], 4), ([3, 2], 4)])
@@ -290,17 +300,8 @@ def test_no_slot_is_free(waiting: list[int], slots: int, stack: ExitStack) -> No
         assert found == []
 
 
-def test_no_slot_is_free_on_older_servers(stack: ExitStack) -> None:
-    body = {"status": "no slot available", "slots_idle": 0, "slots_processing": 32}
-    assert one(scripted(stack, (503, body))).symptom == "no-slots"
-
-
 def test_waiting_requests_without_slots_endpoint(stack: ExitStack) -> None:
-    def answer(exchange: Exchange) -> None:
-        bodies = {"/health": {"status": "ok"}, "/metrics": b"llamacpp:requests_deferred 3\n"}
-        exchange.answer(200 if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
-
-    found = one(stack.enter_context(ScriptedServer(answer)).url)
+    found = one(answering(stack, {"/health": {"status": "ok"}, "/metrics": b"llamacpp:requests_deferred 3\n"}))
     assert found.symptom == "no-slots" and "3 requests wait" in found.found
 
 
@@ -309,10 +310,6 @@ def test_a_required_key(key: str | None) -> None:
     with listening(keys=(b"right",)) as (url, _):
         found = one(url, key=key)
     assert found.symptom == "wrong-key" and "--api-key" in found.command
-
-
-def test_a_key_required_by_a_proxy(stack: ExitStack) -> None:
-    assert one(scripted(stack, (401, b"<html>Authorization Required"))).symptom == "wrong-key"
 
 
 def test_open_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +353,7 @@ def replica(stack: ExitStack, build: str, size: int) -> str:
         "/v1/models": {"data": [{"id": "m", "meta": {"size": size, "n_params": 5, "n_ctx": 64}}]},
     }
 
-    def answer(exchange: Exchange) -> None:
-        body = bodies.get(exchange.path)
-        exchange.answer(404 if body is None else 200, body or {})
-
-    return stack.enter_context(ScriptedServer(answer)).url
+    return answering(stack, bodies)
 
 
 def test_replicas_are_compared(stack: ExitStack) -> None:
@@ -374,7 +367,7 @@ def test_replicas_are_compared(stack: ExitStack) -> None:
 def test_a_server_that_stops_responding_while_it_loads(stack: ExitStack) -> None:
     def answer(exchange: Exchange) -> None:
         if len(server.requests) == 1:
-            exchange.answer(503, json.loads('{"error": {"message": "Loading model"}, "progress": 0.1}'))
+            exchange.answer(503, {**failure("Loading model"), "progress": 0.1})
 
     server = stack.enter_context(ScriptedServer(answer))
     found = one(server.url, patience=30)
@@ -391,7 +384,7 @@ def test_a_server_that_ends_during_the_check(loads: bool, stack: ExitStack, monk
 
     def answer(exchange: Exchange) -> None:
         if exchange.path == "/health" and next(loading):
-            exchange.answer(503, json.loads('{"error": {"message": "Loading model"}, "progress": 0.1}'))
+            exchange.answer(503, {**failure("Loading model"), "progress": 0.1})
         elif exchange.path == "/health" and not loads:
             exchange.answer(200, {"status": "ok"})
 

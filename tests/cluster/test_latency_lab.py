@@ -26,24 +26,24 @@ def test_links_change_and_own_workers_die_and_return() -> None:
     lab = LatencyLab(["127.0.0.1:9"], 1)
     try:
         foreign, own = lab.endpoints
-        views = {str(link["endpoint"]): link for link in lab.view()}
-        assert (views[foreign]["own"], views[own]["own"]) == (False, True) and views[foreign]["worker"] == "127.0.0.1:9"
+        views = {link.endpoint: link for link in lab.view()}
+        assert (views[foreign].own, views[own].own) == (False, True) and views[foreign].worker == "127.0.0.1:9"
         lab.set({own: LinkSettings(20.0, 5.0, 1e6)})
-        set_now = {str(link["endpoint"]): link for link in lab.view()}[own]
-        assert (set_now["latency_ms"], set_now["jitter_ms"], set_now["bandwidth"]) == (20.0, 5.0, 1e6)
+        set_now = {link.endpoint: link for link in lab.view()}[own]
+        assert (set_now.latency_ms, set_now.jitter_ms, set_now.bandwidth) == (20.0, 5.0, 1e6)
         for wrong in ({"h:1": (0.0, 0.0, None)}, {own: (1e6, 0.0, None)}, {own: (0.0, 0.0, 5.0)}):
             with pytest.raises(LabError):
                 lab.set(wrong)
-        assert {str(link["endpoint"]): link for link in lab.view()}[own] == set_now, "nothing changed"
+        assert {link.endpoint: link for link in lab.view()}[own] == set_now, "nothing changed"
         with pytest.raises(LabError, match="not started here"):
             lab.kill(foreign)
-        worker = str(views[own]["worker"])
+        worker = views[own].worker
         assert reachable(worker)
         lab.kill(own)
-        assert not reachable(worker) and not lab.view()[1]["running"]
+        assert not reachable(worker) and not lab.view()[1].running
         lab.start(own)
         until(lambda: reachable(worker))
-        assert lab.view()[1]["running"]
+        assert lab.view()[1].running
     finally:
         lab.close()
     assert not reachable(worker), "close() ends the workers"

@@ -40,6 +40,16 @@ FAKE = str(Path(__file__).parent / "fake_service.py")
 QUICK = RestartConfig(first=0.01, longest=0.02, settled=60.0, crashes=3)
 
 
+SERVER = Service(
+    name="server",
+    role=ServiceRole.SERVER,
+    host="127.0.0.1",
+    port=1,
+    command=("server",),
+    environment={CLUSTER_TOKEN: "secret"},
+)
+
+
 class FakeServices:
     """Services of a test, and their recorded changes and events."""
 
@@ -166,9 +176,6 @@ def test_a_killed_service_restarts_and_others_keep_running(run_fakes: RunFakes) 
 
 
 def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         server = fakes.pid("server")
@@ -177,13 +184,13 @@ def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes
         began = [line[:6] for line in fakes.events() if line.endswith("began")]
         assert began == ["worker", "server", "worker", "server"]
 
-    run_fakes(make, test)
+    run_fakes(
+        lambda fakes: [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)],
+        test,
+    )
 
 
 def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         worker, server = fakes.pid("worker"), fakes.pid("server")
@@ -194,13 +201,10 @@ def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
         states = {name: one.state for name, one in fakes.supervisor.statuses.items()}
         assert (states["worker"].restarts, states["server"].restarts, fakes.pid("server")) == (1, 0, server)
 
-    run_fakes(make, test)
+    run_fakes(worker_and_server, test)
 
 
 def test_a_crash_loop_is_reported(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker")]
-
     async def test(fakes: FakeServices) -> None:
         state = fakes.supervisor.statuses["worker"].state
         for crashes in range(1, QUICK.crashes + 1):
@@ -212,31 +216,25 @@ def test_a_crash_loop_is_reported(run_fakes: RunFakes) -> None:
             assert "ended with exit code 3" in state.message and "error: it was too much" in state.message
         await fakes.until(lambda: fakes.supervisor.ready)  # it is still restarted
 
-    run_fakes(make, test)
+    run_fakes(lambda fakes: [fakes.service("worker")], test)
 
 
 def test_a_service_that_cannot_start_ends_the_cluster(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: False)
 
     with pytest.raises(StartFailed, match=r"server ended with exit code 3 before .*server\.log:\nerror: nothing"):
-        run_fakes(make, test)
+        run_fakes(lambda fakes: [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))], test)
 
 
 def test_a_service_that_is_always_killed_at_start_ends_the_cluster(run_fakes: RunFakes) -> None:
     """Another program may have sent the signal, so a start is retried a few times."""
 
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "killed")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.statuses["worker"].state.restarts > QUICK.crashes)
 
     with pytest.raises(StartFailed, match="worker was ended by SIGKILL before it was ready"):
-        run_fakes(make, test)
+        run_fakes(lambda fakes: [fakes.service("worker", "killed")], test)
 
 
 def test_a_missing_program_is_reported(run_fakes: RunFakes) -> None:
@@ -253,41 +251,32 @@ def test_a_missing_program_is_reported(run_fakes: RunFakes) -> None:
 
 
 def test_a_service_that_ignores_sigterm_is_killed(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "stubborn")]
-
     pids: list[tuple[int, str]] = []
 
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         pids.append((fakes.pid("worker"), start_mark(fakes.pid("worker"))))
 
-    run_fakes(make, test, stop_timeout=0.2)
+    run_fakes(lambda fakes: [fakes.service("worker", "stubborn")], test, stop_timeout=0.2)
     assert not is_same(*pids[0])
 
 
 def test_a_second_stop_kills_at_once(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "stubborn")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         fakes.supervisor.stop()
         await asyncio.sleep(0)
         fakes.supervisor.stop()
 
-    run_fakes(make, test, stop_timeout=3600.0)
+    run_fakes(lambda fakes: [fakes.service("worker", "stubborn")], test, stop_timeout=3600.0)
 
 
 def test_stop_while_a_server_loads(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("server", "loading")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.statuses["server"].state.message == "Loading model")
         assert fakes.phase("server") == STARTING and not fakes.supervisor.ready
 
-    assert run_fakes(make, test).phase("server") == ENDED
+    assert run_fakes(lambda fakes: [fakes.service("server", "loading")], test).phase("server") == ENDED
 
 
 def test_a_drained_server_is_not_restarted(run_fakes: RunFakes) -> None:
@@ -321,73 +310,58 @@ def test_resume_restarts_a_drained_server(run_fakes: RunFakes) -> None:
     run_fakes(worker_and_server, test)
 
 
+def answer_with(monkeypatch: pytest.MonkeyPatch, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+    """Let every HTTP client of the supervisor get its responses from a function."""
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(answer)))
+
+
 def test_resume_reports_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state has the reason and other services keep running. The gateway adds the server again before the start."""
+    """The state has the reason. The gateway adds the server again before the start."""
     requests: list[tuple[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         requests.append((request.headers["authorization"], json.loads(request.content)))
         return httpx.Response(200, json={})
 
-    async def fail(status: ServiceStatus) -> None:
-        raise StartFailed("server ended with exit code 1")
-
     async def test() -> None:
+        server = replace(SERVER, command=("/no/such/program",))
         gateway = replace(SERVER, name="gateway", role=ServiceRole.GATEWAY, environment={ADMIN_KEY: "k"})
-        supervisor = Supervisor([SERVER, gateway], QUICK, GUARD, tmp_path, lambda one: None)
-        one = supervisor.statuses["server"]
-        one.drained, one.state.phase = True, DRAINED
-        monkeypatch.setattr(supervisor, "_supervise", fail)
+        supervisor = Supervisor([server, gateway], QUICK, GUARD, tmp_path, lambda status: None)
+        status = supervisor.statuses["server"]
+        status.drained, status.state.phase = True, DRAINED
         supervisor.resume("server")
-        while supervisor._tasks:
-            await asyncio.gather(*supervisor._tasks)
-        assert one.drained and one.state.phase == DRAINED
-        assert one.state.message == "cannot be started again: server ended with exit code 1"
+        await until_async(lambda: status.drained and bool(status.state.message))
+        assert status.state.phase == DRAINED
+        assert status.state.message.startswith("cannot be started again: server: cannot start /no/such/program")
 
-    transport, real = httpx.MockTransport(answer), httpx.AsyncClient
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **given: real(**{**given, "transport": transport}))
+    answer_with(monkeypatch, answer)
     asyncio.run(test())
     ((key, body),) = requests
     assert key == "Bearer k" and body["replica"] == SERVER.address and body["drain"] is False
 
 
-def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, ServiceStatus]:
-    """Return a supervisor that is not running, and its only service."""
-    supervisor = Supervisor([service], restart, GUARD, folder, lambda one: None)
-    return supervisor, supervisor.statuses[service.name]
-
-
-SERVER = Service(
-    name="server",
-    role=ServiceRole.SERVER,
-    host="127.0.0.1",
-    port=1,
-    command=("server",),
-    environment={CLUSTER_TOKEN: "secret"},
-)
-
-
 def test_pauses_and_crash_count_start_over_after_a_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = iter([1.0, 1.0, 1.0, 60.0, 1.0, 59.0, None])
+    ready_times = iter([1.0, 1.0, 1.0, 60.0, 1.0, 59.0, None])
     pauses: list[float] = []
     phases: list[str] = []
 
     async def test() -> None:
         restart = RestartConfig(first=1.0, longest=8.0, settled=60.0, crashes=4)
-        supervisor, one = supervisor_of(SERVER, tmp_path, restart)
+        supervisor = Supervisor([SERVER], restart, GUARD, tmp_path, lambda status: None)
+        status = supervisor.statuses["server"]
 
-        async def fake_run(one: ServiceStatus) -> tuple[float | None, int]:
-            ready_for = next(lives)
-            one.drained = ready_for is None
+        async def fake_run(_: ServiceStatus) -> tuple[float | None, int]:
+            ready_for = next(ready_times)
+            status.drained = ready_for is None
             return ready_for, 1
 
         async def sleep(seconds: float) -> None:
             pauses.append(seconds)
-            phases.append(one.state.phase)
+            phases.append(status.state.phase)
 
         monkeypatch.setattr(supervisor, "_run_process", fake_run)
         monkeypatch.setattr(asyncio, "sleep", sleep)
-        await supervisor._supervise(one)
+        await supervisor._supervise(status)
 
     asyncio.run(test())
     expected = [1.0, 2.0, 4.0, 1.0, 2.0, 4.0]
@@ -396,22 +370,25 @@ def test_pauses_and_crash_count_start_over_after_a_long_run(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("status", "why"), [(200, ""), (404, ""), (503, "503 no room"), (500, "500 no room")])
-def test_a_worker_is_released_if_the_server_moved_its_layers_or_had_none_there(
+def test_a_worker_is_drained_if_the_server_moved_its_layers_or_had_none_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, why: str
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/cluster/drain" and json.loads(request.content) == {"endpoint": "10.0.0.1:50052"}
         return httpx.Response(status, json={"error": {"message": "no room", "code": status, "type": "x"}})
 
-    async def test() -> str:
-        supervisor, server = supervisor_of(SERVER, tmp_path)
-        server.ready.set()
-        transport = httpx.MockTransport(answer)
-        monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
-        return await supervisor._move_layers(server, "10.0.0.1:50052")
+    async def test() -> None:
+        worker = Service(name="worker", role=ServiceRole.WORKER, host="10.0.0.1", port=50052)
+        server = replace(SERVER, needs=("worker",), command=("serve", "--rpc", worker.address))
+        supervisor = Supervisor([worker, server], QUICK, GUARD, tmp_path, lambda status: None)
+        supervisor.statuses["server"].ready.set()
+        supervisor.drain("worker")
+        state = supervisor.statuses["worker"].state
+        await until_async(lambda: state.phase != DRAINING)
+        assert state.phase == (READY if why else DRAINED) and state.message.endswith(why)
 
-    found = asyncio.run(test())
-    assert bool(found) == bool(why) and found.endswith(why)
+    answer_with(monkeypatch, answer)
+    asyncio.run(test())
 
 
 def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[FakeServices], list[Service]]:

@@ -1,6 +1,6 @@
-"""Records the session of docs/terminal.md: `python tests/commands/record_terminal.py` types it and writes it anew.
+"""Record the session in docs/terminal.md: `python tests/commands/record_terminal.py` types it and updates the page.
 
-The answers are those of SmolLM2, whose bytes do not depend on the machine; only speeds do.
+The answers of SmolLM2 have the same bytes on every machine; only speeds differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MEASURED = re.compile(r"\d+\.\d+(?= (tokens/s|s\b))")
 
 
 def recorded() -> str:
-    """What stands in a terminal in which the session was typed."""
+    """Type the session in a terminal and return its text."""
     with tempfile.TemporaryDirectory() as folder:
         terminal = Terminal(COMMAND.split()[1:], environ={"XDG_STATE_HOME": folder}, rows=50, columns=100)
         try:
@@ -54,12 +54,12 @@ def _answered(terminal: Terminal, count: int) -> None:
 
 
 def lasting(text: str) -> str:
-    """The text without what was measured."""
+    """Replace measured numbers in a text."""
     return _MEASURED.sub("…", text)
 
 
 def shown() -> str:
-    """What the page has."""
+    """Return the session in the page."""
     found = _BLOCK.search(PAGE.read_text())
     assert found is not None
     return found[0]

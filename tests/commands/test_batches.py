@@ -1,4 +1,4 @@
-"""`llamado bench -npl`: sequences that generate at once."""
+"""`llamado bench -npl`: speed of concurrent sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_measures import Counting
+from test_measures import CountingForward
 from tiny_models import make_llama
 
 from llamado.commands import cli
@@ -14,10 +14,10 @@ from llamado.commands.bench.batches import BatchResult, ConcurrentSequences
 from llamado.flags import FlagError
 
 
-def test_prompts_lie_one_behind_the_other_and_steps_have_a_token_of_each() -> None:
+def test_batches_of_prompts_and_generation() -> None:
     spans: list[list[tuple[int, int]]] = []
 
-    class Spans(Counting):
+    class Spans(CountingForward):
         def start(self, tokens, spans_, outputs):  # type: ignore[no-untyped-def]
             spans.append([(span.first, span.n) for span in spans_])
             rows = [placed.positions for placed in self.memory.place(spans_)]
@@ -41,30 +41,30 @@ def test_prompts_lie_one_behind_the_other_and_steps_have_a_token_of_each() -> No
     assert forward.memory.allocate(1024) is not None
 
 
-def test_more_sequences_than_a_batch_takes_go_one_batch_after_another() -> None:
-    forward = Counting()
+def test_more_sequences_than_the_batch_size() -> None:
+    forward = CountingForward()
     sequences = ConcurrentSequences(forward, 3, 4)
     forward.max_batch = 2
-    monkey: list[int] = []
-    sequences._evaluate = lambda spans, outputs: monkey.append(len(spans))  # type: ignore[method-assign]
+    sizes: list[int] = []
+    sequences._evaluate = lambda spans, outputs: sizes.append(len(spans))  # type: ignore[method-assign]
     sequences.generate(2)
-    assert monkey == [2, 1, 2, 1]
+    assert sizes == [2, 1, 2, 1]
 
 
-def test_sequences_that_do_not_fit_are_refused_and_leave_nothing() -> None:
-    forward = Counting()
+def test_sequences_that_do_not_fit() -> None:
+    forward = CountingForward()
     with pytest.raises(FlagError, match="5 sequences of 250 tokens do not fit a KV cache of 1024"):
         ConcurrentSequences(forward, 5, 250)
     assert forward.memory.allocate(1024) is not None
 
 
-def test_rates_are_of_all_sequences() -> None:
+def test_rates_count_all_sequences() -> None:
     assert BatchResult.of(32, 16, 4, 2.0, 8.0) == BatchResult(32, 16, 4, 192, 2.0, 64.0, 8.0, 8.0, 10.0, 19.2)
     assert BatchResult.of(0, 16, 4, 0.0, 8.0).speed_pp == 0.0
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_llama(tmp_path / "m.gguf"))
     given = ["bench", "-m", path, "-npl", "1,3,9", "-p", "5", "-n", "3", "-r", "1", "-t", "1"]
     assert cli.main([*given, "-o", "json"]) == 0
@@ -87,8 +87,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["-npl", "2", "-d", "16"], "-d is for one sequence"),
     ],
 )
-def test_what_cannot_be_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
-) -> None:
+def test_invalid_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str) -> None:
     assert cli.main(["bench", "-m", str(make_llama(tmp_path / "m.gguf")), *given]) == 2
     assert said in capsys.readouterr().err

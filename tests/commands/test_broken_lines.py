@@ -1,4 +1,4 @@
-"""A `\\` with something behind it on its line ends a command; the command line says so."""
+"""A `\\` that is not the last character of its line ends a command: the error explains it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamado.commands import cli
 from llamado.commands.up.start import server_options
 from llamado.flags import FlagError, parse
 
-# As the tutorial to the server shows it.
+# From a tutorial for llama-server.
 COPIED = """llama-server -m model.gguf \\
     --gpu-layers 35 \\     # Use GPU if available
     --flash-attn \\        # Flash attention for speed
@@ -19,7 +19,7 @@ COPIED = """llama-server -m model.gguf \\
 
 
 def words_of(text: str, *, comments: bool = True) -> list[str]:
-    """The words that a shell makes of the first command; zsh knows no comments where one types."""
+    """Split the first command like a shell. Interactive zsh has no comments."""
     return next(
         found for line in re.sub(r"\\\n", "", text).splitlines() if (found := shlex.split(line, comments=comments))
     )
@@ -31,8 +31,8 @@ def refused(*words: str, command: str = "serve") -> str:
     return str(caught.value)
 
 
-def test_what_a_shell_makes_of_the_lines() -> None:
-    """Python's shell words are bash's here: a word of one space, and no comment."""
+def test_words_of_the_shell() -> None:
+    """shlex splits like bash: a word of one space, and no comment."""
     assert words_of(COPIED) == ["llama-server", "-m", "model.gguf", "--gpu-layers", "35", " "]
     assert words_of(COPIED, comments=False)[5:8] == [" ", "#", "Use"]
 
@@ -50,15 +50,15 @@ def test_a_comment_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("end", [" ", "   ", "\t", "\r", "\u00a0", "\\"])
 @pytest.mark.parametrize("before", ["--mlock", "--flash-attn", "--flash-attn on", "--numa", "--port=9"])
-def test_whatever_stands_before_it(before: str, end: str) -> None:
-    """Also where the flag before it may have a value: `--numa \\ # comment`."""
+def test_any_flag_before_the_break(before: str, end: str) -> None:
+    """Also after a flag with an optional value: `--numa \\ # comment`."""
     assert "ended the command" in refused("-m", "x", *before.split(), end)
 
 
 @pytest.mark.slow
 def test_one_space_before_the_comment() -> None:
-    """Of `\\ # one space` a shell makes the word " #"."""
-    assert "the comment '# one space' behind" in refused("-m", "x", "--mlock", " #", "one", "space")
+    """A shell turns `\\ # one space` into the word " #"."""
+    assert "the comment '# one space' after" in refused("-m", "x", "--mlock", " #", "one", "space")
 
 
 def test_other_commands() -> None:

@@ -1,4 +1,4 @@
-"""Who answers in `llamado run`: a model of this process, and servers."""
+"""Chat backends of `llamado run`: a model in this process, and servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamado.commands.chat.local import LocalBackend
 from llamado.commands.chat.remote import RemoteBackend, ServerRefused
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -176,7 +176,7 @@ def test_reasoning_is_separated_from_the_answer(llama: LoadedModel, monkeypatch:
         "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     )
-    monkeypatch.setattr(llama, "template", ChatTemplate(template, bos="", eos=""))
+    monkeypatch.setattr(llama, "template", ChatTemplate(template, EndTokens("", "")))
     real = llama.events
 
     def events(prompt: Any, **options: Any) -> Any:

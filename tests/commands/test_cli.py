@@ -1,4 +1,4 @@
-"""The command line: flags from one table, the environment, errors a person can act on."""
+"""The command line: flags, environment variables, help and error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamado.__main__ import main as entry
 from llamado.commands import cli
 from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
-from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
+from llamado.flags import FlagError, FlagParser, Kind, ParsedFlags, add_flags, parse
 from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.quantize.file_types import COPY, FILE_TYPES
 from llamado.text.grammar.source import GrammarSource
@@ -32,7 +32,7 @@ LLAMA_SERVER = (
 )
 
 
-def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> Parsed:
+def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> ParsedFlags:
     parser = FlagParser(prog="llamado", allow_abbrev=False)
     add_flags(parser, command)
     return parse(parser, command, arguments, environ or {})[0]
@@ -133,7 +133,7 @@ def test_how_a_model_is_divided() -> None:
         assert settings(*split, "-ngl", text).engine.split.n_gpu_layers == layers
     assert settings(*split, "-dev", "CPU,RPC0[a:1]").engine.split.devices == ("CPU", "RPC0[a:1]")
     assert settings(*split, "-sm", "none").engine.split.devices == ("RPC0",)
-    assert settings(*split, "-sm", "none", "-mg", "1", "-ts", "1,0").engine.split.tensor_split == (), "it takes all"
+    assert settings(*split, "-sm", "none", "-mg", "1", "-ts", "1,0").engine.split.tensor_split == ()
     assert settings(*split, "-sm", "none", "-mg", "1", "-dev", "RPC0,CPU").engine.split.devices == ("CPU",)
     overrides = settings(*split, "-ot", r"blk\.\d{1,2}\.ffn=CPU,output=RPC0", "-ot", "x=CPU").engine.split.overrides
     assert overrides == ((r"blk\.\d{1,2}\.ffn", "CPU"), ("output", "RPC0"), ("x", "CPU"))
@@ -149,7 +149,7 @@ def test_flags_of_a_division_say_nothing_without_workers() -> None:
 
 
 def test_fitting_is_on_by_any_of_its_words() -> None:
-    """A guide to llama.cpp lists auto as the default."""
+    """Guides to llama.cpp show auto as the default."""
     words = (["-fit"], ["-fit", "on"], ["-fit", "auto"], ["--fit", "auto"], ["--fit=auto"])
     assert all(settings("-m", "x", *given).engine.fit.on for given in words)
     assert settings("-m", "x", environ={"LLAMA_ARG_FIT": "auto"}).engine.fit.on
@@ -181,7 +181,7 @@ def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
 def test_commands_have_llama_cpps_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the first word (what containers are told), and as the name of a link to `llamado`."""
+    """As the first argument (in containers), and as the name of a link to `llamado`."""
     given: list[Any] = []
     monkeypatch.setattr("llamado.rpc.worker.server.run_worker", lambda options: given.append(options) or 7)
     monkeypatch.setattr("llamado.commands.serve.run_serve", lambda flags: given.append(flags) or 8)
@@ -195,7 +195,7 @@ def test_commands_have_llama_cpps_names(name: str, monkeypatch: pytest.MonkeyPat
     assert cli.main() == 7 and given[3].port == 7
 
 
-def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_tap(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("llamado.rpc.tap.proxy.run_tap", lambda options: given.append(options) or 7)
     flags = "--listen-port 60052 --target-port 50052 --latency-ms 20 --jitter-ms 2.5 --bandwidth 100M --all --trace f"
@@ -206,16 +206,16 @@ def test_a_tap_has_the_latency_proxys_flags(monkeypatch: pytest.MonkeyPatch) -> 
     assert cli.main(["tap", "--bandwidth", "fast"]) == 1
 
 
-def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_latency_is_dispatched(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("llamado.commands.bench.latency.bench_latency", lambda flags: given.append(flags) or 7)
     assert cli.main(["bench", "-m", "x", "--latency", "0,5", "--nodes", "3,4", "--out", "o"]) == 7
     assert (given[0].latency, given[0].nodes, given[0].out) == ("0,5", "3,4", "o")
 
 
-def test_meaningless_flags_are_said_once_each() -> None:
+def test_one_warning_per_reason() -> None:
     notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").warnings
-    assert len(notes) == 2  # those with the same reason share a line
+    assert len(notes) == 2  # flags with the same reason share a line
     assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
 
 
@@ -318,7 +318,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--lab 2 --host 0.0.0.0", "give --api-key KEY, or --host 127.0.0.1"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(arguments: str, message: str) -> None:
+def test_errors_name_the_flag(arguments: str, message: str) -> None:
     with pytest.raises(FlagError) as error:
         settings("-m", "x", *arguments.split())
     assert message in str(error.value)
@@ -360,7 +360,7 @@ def test_every_flag_and_variable_of_llama_server_is_in_the_table() -> None:
 
 
 @pytest.mark.interop
-def test_the_list_of_flags_is_the_real_ones(peer_bin: Path) -> None:
+def test_list_of_flags_equals_that_of_llama_server(peer_bin: Path) -> None:
     shown = subprocess.run([peer_bin / "llama-server", "--help"], capture_output=True, text=True, check=True).stdout
     found: list[tuple[list[str], list[str]]] = []
     for line in shown.splitlines():
@@ -424,7 +424,7 @@ def test_flags_reach_the_endpoints(tmp_path: Path) -> None:
     assert settings("-m", "x").switches.metrics_labels is None
 
 
-def test_sampling_flags_are_defaults_of_requests() -> None:
+def test_sampling_flags_set_request_defaults() -> None:
     arguments = (
         "--top-nsigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.2 --dry-multiplier 0.8 --dry-base 2 "
         "--dry-allowed-length 3 --dry-penalty-last-n 32 --dynatemp-range 0.3 --dynatemp-exp 2 --mirostat 2 "
@@ -442,7 +442,7 @@ def test_sampling_flags_are_defaults_of_requests() -> None:
     assert none.dry_sequence_breakers == ()
 
 
-def test_grammars_of_all_answers(tmp_path: Path) -> None:
+def test_grammar_flags(tmp_path: Path) -> None:
     assert settings("-m", "x").switches.grammar is None
     assert settings("-m", "x", "--grammar", "root ::= x").switches.grammar == GrammarSource("gbnf", "root ::= x")
     assert settings("-m", "x", "-j", "{}").switches.grammar == GrammarSource("json_schema", "{}")
@@ -453,7 +453,7 @@ def test_grammars_of_all_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_models_or_none_are_served_by_a_router(tmp_path: Path) -> None:
+def test_router_for_several_models_or_none(tmp_path: Path) -> None:
     assert not serves_many(parsed("-m", "x")) and not serves_many(parsed("-hf", "u/r"))
     assert not serves_many(parsed("-mu", "http://h/x.gguf"))
     for arguments in ("", "-m a -m b", "--models-dir d", "-m a --models-preset p.ini", "--config c.yaml"):
@@ -478,7 +478,7 @@ def test_bad_environment_values_name_the_variable() -> None:
         settings("-m", "x", environ={"LLAMA_ARG_ENDPOINT_METRICS": "maybe"})
 
 
-def test_every_spelling_and_variable_means_one_flag() -> None:
+def test_spellings_and_variables_are_unique() -> None:
     for command in cli.COMMANDS:
         names = [n for f in flags.FLAGS if command in f.commands for n in f.names + f.off_names]
         assert len(names) == len(set(names)), command
@@ -535,14 +535,14 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert exit.value.code == 0 and command in capsys.readouterr().out
 
 
-def test_types_of_files_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_help_lists_the_types(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["quantize", "--help"])
     shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits per weight")[2].splitlines()[1:]]
     assert {row[0] for row in shown if row} == {kind.name for kind in (*FILE_TYPES, COPY)}
     bits = [float(row[1]) for row in shown if row and row[0] != "COPY"]
     assert bits == sorted(bits) and len(bits) == len(FILE_TYPES)
-    for kind in FILE_TYPES:  # a mixture lies near the type that most of its tensors get
+    for kind in FILE_TYPES:  # the bits of a mixture are close to those of its main type
         assert abs(kind.bits - 8 * kind.default.block_bytes / kind.default.block_size) < 0.25, kind.name
 
 
@@ -552,24 +552,24 @@ def test_help_shows_numbers_as_numbers(capsys: pytest.CaptureFixture[str]) -> No
             cli.main([command, "--help"])
         shown = " ".join(capsys.readouterr().out.split())
         for flag in re.findall(r"(?<= )(--?[\w-]+) N (?:(?! --?\w).)*?\(default: on\)", shown):
-            pytest.fail(f"llamado {command} --help: {flag} is a number, and shown as on")
+            pytest.fail(f"llamado {command} --help: {flag} is a number, but shown as on")
 
 
-def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
-    """The flags that a command's help shows."""
+def help_flags(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
+    """Return the flags in the help of a command."""
     with pytest.raises(SystemExit) as exit:
         cli.main([*arguments])
     assert exit.value.code == 0
     return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", capsys.readouterr().out))
 
 
-def test_the_usual_help_is_short_and_the_whole_one_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_abridged_and_help_all_complete(capsys: pytest.CaptureFixture[str]) -> None:
     serve = {f.key: f for f in flags.FLAGS if "serve" in f.commands}
-    assert {serve[key].kind for key in flags.COMMON} == {Kind.USED}, "and each is a flag of serve"
+    assert {serve[key].kind for key in flags.COMMON} == {Kind.USED}
     for command in cli.COMMANDS:
         used = [f for f in flags.FLAGS if f.kind is Kind.USED and command in f.commands]
         names = {name for f in used for name in f.names}
-        short, whole = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
+        short, whole = help_flags(capsys, command, "--help"), help_flags(capsys, command, "--help-all")
         assert names <= whole
         if len(used) > 40:
             own = {name for f in used for name in f.names if f.key in flags.COMMON or f.commands == {command}}
@@ -599,9 +599,7 @@ def test_broken_pipe_is_silent() -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_what_the_system_refuses_is_said_in_its_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_message_of_a_system_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device", "/some/file")
 
@@ -610,10 +608,8 @@ def test_what_the_system_refuses_is_said_in_its_words(
     assert capsys.readouterr().err == "llamado: /some/file: No space left on device (-v shows where)\n"
 
 
-def test_an_interruption_is_one_whatever_it_is_wrapped_in(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Python raises RuntimeError for what comes while a class is made."""
+def test_wrapped_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python raises RuntimeError for exceptions during the creation of a class."""
 
     def interrupted(*_: object) -> int:
         try:
@@ -623,23 +619,23 @@ def test_an_interruption_is_one_whatever_it_is_wrapped_in(
 
     monkeypatch.setitem(cli.COMMANDS, "list", (interrupted, *cli.COMMANDS["list"][1:]))
     assert cli.main(["list"]) == 130 and capsys.readouterr().err == "\n"
-    monkeypatch.setitem(sys.modules, "llamado.commands.cli", Interrupting("llamado.commands.cli"))
+    monkeypatch.setitem(sys.modules, "llamado.commands.cli", InterruptedModule("llamado.commands.cli"))
     assert entry() == 130
 
 
-class Interrupting(types.ModuleType):
-    """A module in whose import somebody presses Ctrl-C."""
+class InterruptedModule(types.ModuleType):
+    """A module whose import is interrupted by Ctrl-C."""
 
     def __getattr__(self, name: str) -> object:
         raise KeyboardInterrupt
 
 
-def test_what_stands_before_the_dashes_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_up_are_rejected_after_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--port", "9000"], ["-m", "x.gguf"]):
         assert cli.main(["up", "--nodes", "2", "--", *given]) == 2
         assert "give it before the --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all", "help"])
-def test_help_without_a_command_is_that_of_all(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_without_a_command(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word]) == 0 and capsys.readouterr().out == cli.USAGE

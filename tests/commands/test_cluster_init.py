@@ -1,4 +1,4 @@
-"""`llamado cluster init`: what it makes lets the machines of a cluster in, and nobody else."""
+"""`llamado cluster init`: its certificates admit the machines of one cluster only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamado.rpc.endpoint import client_tls, server_tls
 
 
 def shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str:
-    """A byte over TLS between the two, or why there is none."""
+    """Send a byte over TLS and return it, or the error."""
     ours, theirs = socket.socketpair()
     heard: list[str] = []
 
@@ -42,7 +42,7 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str:
     return heard[0]
 
 
-def test_machines_of_a_cluster_let_each_other_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutual_tls_within_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "other"):
         given = ["cluster", "init", "--out", str(tmp_path / name), "--worker", "10.0.0.2,w1.lan", "--worker", "w2.lan"]
         assert cli.main(given) == 0
@@ -64,14 +64,14 @@ def test_machines_of_a_cluster_let_each_other_in(tmp_path: Path, capsys: pytest.
     for name in ("10.0.0.2", "w1.lan", "localhost", "127.0.0.1"):
         assert shake(worker(one, 1), master(one), name) == "x"
     assert shake(worker(one, 2), master(one), "w2.lan") == "x"
-    assert "certificate verify failed" in shake(worker(one, 2), master(one), "10.0.0.2"), "it is not for this machine"
-    assert "certificate verify failed" in shake(worker(other, 1), master(one), "w1.lan"), "of another authority"
+    assert "certificate verify failed" in shake(worker(one, 2), master(one), "10.0.0.2"), "another machine"
+    assert "certificate verify failed" in shake(worker(other, 1), master(one), "w1.lan"), "another authority"
     mixed = client_tls(f"{one}/ca.pem", f"{other}/server.pem", f"{other}/server-key.pem")
-    assert shake(worker(one, 1), mixed, "w1.lan") != "x", "of another authority"
-    assert shake(worker(one, 1), master(one, shows=False), "w1.lan") != "x", "it shows none"
+    assert shake(worker(one, 1), mixed, "w1.lan") != "x", "another authority"
+    assert shake(worker(one, 1), master(one, shows=False), "w1.lan") != "x", "no client certificate"
 
 
-def test_nothing_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path, (), [()], 10)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert cli.main(["cluster", "init", "--out", str(tmp_path)]) == 1
@@ -83,6 +83,6 @@ def test_nothing_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("--workers 0", "--workers: expected 1 to 1000"), ("--days 0", "--days: expected 1"),
     ("--server a/b", "'a/b' is neither a host name nor an address"),
 ])  # fmt: skip
-def test_options_that_make_no_sense(given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags(given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cluster", "init", "--out", str(tmp_path / "x"), *given.split()]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.glob("x/*"))

@@ -1,4 +1,4 @@
-"""Python's collector rests while a server starts, and works from then on."""
+"""Garbage collection is disabled while a server starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.server.ops import memory
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_it_rests_until_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_garbage_collection_is_off_until_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     seen: list[bool] = []
 
     def run(flags: Any) -> int:

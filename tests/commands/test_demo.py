@@ -1,4 +1,4 @@
-"""`demo.sh` in a copy of the clone: what it starts, says and ends. Nothing is installed: `.venv` is a stand-in."""
+"""`demo.sh` in a copy of the clone. Nothing is installed: `.venv` is a stand-in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def environment_of(clone: Path) -> dict[str, str]:
 
 
 def services(clone: Path) -> list[dict[str, Any]]:
-    """What the demo has left running, as `llamado ps` tells it."""
+    """Return the running services of the demo, by `llamado ps`."""
     command = [sys.executable, "-m", "llamado", "ps", "--json"]
     done = subprocess.run(command, env=os.environ | environment_of(clone), capture_output=True, text=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)[0]["services"]
@@ -56,7 +56,7 @@ def services(clone: Path) -> list[dict[str, Any]]:
 
 
 def commands(clone: Path) -> list[list[str]]:
-    """Arguments of the processes that the demo has left running, without Python's."""
+    """Return the command lines of the running processes of the demo, from `llamado` on."""
     found = []
     for service in services(clone):
         words = Path(f"/proc/{service['pid']}/cmdline").read_text().split("\0")[:-1]
@@ -66,7 +66,7 @@ def commands(clone: Path) -> list[list[str]]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
-    """A clone with an installed package; what its demo left running is ended."""
+    """A clone with an installed package. Kills its demo afterwards."""
     folder = tmp_path / "clone"
     folder.mkdir()
     for name in ("demo.sh", "bench.sh", "latency-proxy.py", "pyproject.toml"):
@@ -78,13 +78,13 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "run").mkdir()
     yield folder
     state = tmp_path / "run" / "llamado" / "demo" / "state.json"
-    if state.exists():  # its watchdog ends all else
+    if state.exists():  # its watchdog stops the others
         os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
 
 
 @pytest.fixture
 def run(clone: Path, tmp_path: Path) -> Run:
-    """Runs the copy's demo.sh from another folder, with variables."""
+    """Run demo.sh of the clone from another folder, with environment variables."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
@@ -108,7 +108,7 @@ def run(clone: Path, tmp_path: Path) -> Run:
 def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> None:
     make_llama(tmp_path / "tiny.gguf")
     port = free_port()
-    done = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))  # in the folder it was called from
+    done = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))  # relative to the working directory
     assert done.returncode == 0, done.stdout + done.stderr
     url = f"http://127.0.0.1:{port}"
     assert f"ready: {url}\n" in done.stdout and f"> {demo.QUESTION}\n" in done.stdout
@@ -117,7 +117,7 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     )
     assert f"the demo keeps running at {url} (logs: .demo/; llamado ps)" in done.stdout
     assert "all slots are idle" in (clone / ".demo" / "server.log").read_text()
-    # It is the model that was asked for, divided among two workers and the server.
+    # The model is split across two workers and the server.
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["tiny"]
     assert "llamacpp:tokens_predicted_total" in httpx.get(f"{url}/metrics").text
     first, second, server = commands(clone)
@@ -162,8 +162,8 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_server_that_does_not_start(run: Run, clone: Path, tmp_path: Path) -> None:
-    """The reason is said, and its workers end too."""
+def test_server_fails_to_start(run: Run, clone: Path, tmp_path: Path) -> None:
+    """The message has the reason, and the workers stop."""
     (tmp_path / "broken.gguf").write_bytes(b"no model")
     done = run("broken.gguf", WORKERS="1", LLAMADO_DEMO_PORT="0")
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
@@ -190,7 +190,7 @@ def test_help(run: Run, clone: Path) -> None:
 
 
 def stand_in(folder: Path, name: str, architecture: str) -> tuple[Site, bytes]:
-    """A site that has a small model of an architecture in the place of the large one, and the model."""
+    """Return a site with a small model of an architecture in place of the large one, and the model."""
     tiny = next(one for one in TINY.values() if one.architecture == architecture)
     content = make(tiny, folder / "tiny.gguf").read_bytes()
     site, entry = Site(headers={"ETag": f'"{"e" * 40}"'}), LARGE[name]
@@ -200,13 +200,13 @@ def stand_in(folder: Path, name: str, architecture: str) -> tuple[Site, bytes]:
 
 
 def at_home(tmp_path: Path, site: Site) -> dict[str, str]:
-    """Variables of a user who has no models yet, and of whom the hub is a stand-in."""
+    """Return variables of a user without models, whose hub is the stand-in."""
     home = {"HOME": str(tmp_path / "home"), "LLAMADO_CACHE": str(cache_dir()), "LLAMADO_DEMO_PORT": "0"}
     return home | {"HF_ENDPOINT": site.url, "NO_PROXY": "127.0.0.1"}
 
 
 def check_answer(done: subprocess.CompletedProcess[str], name: str) -> None:
-    """A large model was fetched, and has answered."""
+    """Check that a large model was downloaded and has answered."""
     assert done.returncode == 0, done.stdout + done.stderr
     words = " ".join(done.stdout.split())
     assert f"model: {LARGE[name].about} " in words and re.search(r"takes [\d.,]+ MiB of memory with 4096 tokens", words)
@@ -231,7 +231,7 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
     folder = tmp_path / "home" / ".models"
     with serve(site):
         variables = at_home(tmp_path, site)
-        site.cut_after, site.cuts = 1 << 20, 100  # the network is down after each MB, and no attempt gets further
+        site.cut_after, site.cuts = 1 << 20, 100  # the connection breaks after 1 MiB in each attempt
         site.ranges = False
         script(tmp_path / "hasty" / "sitecustomize.py", "from llamado.gguf.sources import fetch\n\nfetch.PAUSE = 0.01")
         broken = run("glm", **variables, PYTHONPATH=f"{clone / 'src'}:{tmp_path / 'hasty'}")
@@ -241,19 +241,19 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
         site.asked.clear()
         done = run("glm", **variables, LATENCY1="1")
     check_answer(done, "glm")
-    assert any(asked == f"bytes={1 << 20}-" for _, _, asked in site.asked), "it goes on where it stopped"
+    assert any(asked == f"bytes={1 << 20}-" for _, _, asked in site.asked), "the download is resumed"
     assert (folder / LARGE["glm"].file_name).read_bytes() == content and not part.exists()
     words = " ".join(done.stdout.split())
     assert "worker 1: 127.0.0.1:" in words and "link latency 1 ms" in words
     _, _, _, server = commands(clone)
     assert server[server.index("--alias") + 1] == "glm"
     assert run("stop").stdout == "demo has stopped\n"
-    again = run("glm", **variables)  # nobody is asked now
+    again = run("glm", **variables)  # from disk
     assert again.returncode == 0, again.stdout + again.stderr
     assert run("stop").stdout == "demo has stopped\n"
 
 
-def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
+def test_large_model_that_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site, content = stand_in(tmp_path, "qwen3", "qwen3moe")
@@ -279,7 +279,7 @@ def test_a_large_model_that_does_not_fit_is_refused_by_its_header(
         ({"LLAMADO_DEMO_PORT": "65536"}, "LLAMADO_DEMO_PORT: expected a port, 0 to 65535"),
     ],
 )
-def test_wrong_variables(
+def test_invalid_variables(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -324,12 +324,12 @@ def test_how_many_workers_and_how_slow(
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_there(run: Run) -> None:
+def test_missing_file(run: Run) -> None:
     done = run("missing.gguf", LLAMADO_DEMO_PORT="0")
     assert done.returncode == 1 and "missing.gguf" in done.stdout and "Traceback" not in done.stdout + done.stderr
 
 
-def test_no_python_that_is_new_enough(run: Run, tmp_path: Path) -> None:
+def test_python_is_too_old(run: Run, tmp_path: Path) -> None:
     for name in ("python", "python3", *(f"python3.{minor}" for minor in range(11, 15))):
         script(tmp_path / "bin" / name, "exit 1")
     done = run(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -337,12 +337,12 @@ def test_no_python_that_is_new_enough(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path) -> None:
-    """`.venv` is made; an installation that fails says what to do without a network, and is tried again."""
+def test_first_run_installs(run: Run, clone: Path, tmp_path: Path) -> None:
+    """`.venv` is created. A failed installation explains what to do without a network, and is retried."""
     venv, log = clone / ".venv", tmp_path / "log"
     (venv / "bin" / "python").unlink()
     (venv / ".llamado-installed").unlink()
-    # "python -m venv" makes one whose pip fails as long as there is no file "network".
+    # "python -m venv" creates one whose pip fails until the file "network" exists.
     made = f'echo "$*" >>{log}; test -e {tmp_path / "network"} || exit 1'
     inner = f'case "$*" in *"-m pip"*) {made} ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac'
     script(tmp_path / "made", inner)
@@ -354,7 +354,7 @@ def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path
     done = run("missing.gguf", PYTHON=python)
     assert done.returncode == 1 and "PIP_FIND_LINKS=FOLDER ./demo.sh" in done.stderr
     (tmp_path / "network").touch()
-    for _ in range(2):  # the second time it is there
+    for _ in range(2):  # installed only once
         done = run("missing.gguf", PYTHON=python)
         assert "missing.gguf" in done.stdout and not done.stderr
     lines = log.read_text().splitlines()
@@ -363,10 +363,10 @@ def test_the_first_time_it_installs_itself(run: Run, clone: Path, tmp_path: Path
 
 
 @pytest.fixture
-def told(clone: Path, tmp_path: Path) -> Path:
-    """A file with the arguments of the clone's Python, which does nothing else."""
-    script(clone / ".venv" / "bin" / "python", f'echo "$*" >>{tmp_path / "told"}')
-    return tmp_path / "told"
+def python_log(clone: Path, tmp_path: Path) -> Path:
+    """Replace the clone's Python by a script that logs its arguments; return the log."""
+    script(clone / ".venv" / "bin" / "python", f'echo "$*" >>{tmp_path / "python_log"}')
+    return tmp_path / "python_log"
 
 
 @pytest.mark.slow
@@ -379,19 +379,19 @@ def told(clone: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_the_table_of_latencies(
-    clone: Path, tmp_path: Path, told: Path, given: list[str], variables: dict[str, str], expected: str
+    clone: Path, tmp_path: Path, python_log: Path, given: list[str], variables: dict[str, str], expected: str
 ) -> None:
     command = [str(clone / "bench.sh"), *given]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    words = told.read_text().split("bench ", 1)[1].strip()
-    assert told.read_text() == f"-P -m llamado bench {words}\n" and words == expected
+    words = python_log.read_text().split("bench ", 1)[1].strip()
+    assert python_log.read_text() == f"-P -m llamado bench {words}\n" and words == expected
     flags, _ = parse(cli.make_parser("bench"), "bench", words.split())
     assert flags.nodes and flags.latency
 
 
-def test_the_latency_proxy(clone: Path, tmp_path: Path, told: Path) -> None:
-    """With the clone's `.venv`, without one the llamado of PATH, and without that it says what to do."""
+def test_the_latency_proxy(clone: Path, tmp_path: Path, python_log: Path) -> None:
+    """Uses the clone's `.venv`, else the llamado in PATH, else prints what to do."""
     flags = "--listen-port 60052 --target-port 50052 --latency-ms 20"
 
     def start() -> subprocess.CompletedProcess[str]:
@@ -399,17 +399,17 @@ def test_the_latency_proxy(clone: Path, tmp_path: Path, told: Path) -> None:
         path = {"PATH": str(tmp_path / "bin")}
         return subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=60)
 
-    script(tmp_path / "bin" / "llamado", f'echo "in PATH: $*" >>{told}')
+    script(tmp_path / "bin" / "llamado", f'echo "in PATH: $*" >>{python_log}')
     for expected in (f"-P -m llamado tap {flags}\n", f"in PATH: tap {flags}\n"):
-        assert start().returncode == 0 and told.read_text() == expected
-        told.unlink()
+        assert start().returncode == 0 and python_log.read_text() == expected
+        python_log.unlink()
         (clone / ".venv" / "bin" / "python").unlink(missing_ok=True)
     (tmp_path / "bin" / "llamado").unlink()
     done = start()
-    assert done.returncode == 1 and "./demo.sh install" in done.stderr and not told.exists()
+    assert done.returncode == 1 and "./demo.sh install" in done.stderr and not python_log.exists()
 
 
 @pytest.mark.slow
-def test_it_only_installs(run: Run, told: Path) -> None:
+def test_install_only(run: Run, python_log: Path) -> None:
     done = run("install")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not told.exists()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not python_log.exists()

@@ -1,4 +1,4 @@
-"""Limits of memory that `llamado deploy` writes: those that the model asks for, if its file is on this machine."""
+"""Memory limits of `llamado deploy`, computed from a model file on this machine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def planned(model: Path, *flags: str, workers: int = 0, replicas: int = 1, lws: 
     return mib(found.server), mib(found.worker)
 
 
-def test_memory_is_that_of_the_plan(model: Path) -> None:
-    """A longer context takes more keys and values, and more working memory for its masks."""
+def test_memory_grows_with_the_context(model: Path) -> None:
+    """A longer context needs a larger KV cache, and more working memory for its masks."""
     few, many = (planned(model, "-c", str(n))[0] for n in (4096, 1 << 20))
     text = planned_memory(Deployment(serve=("-m", str(model), *LONG, "-c", str(1 << 20))), "systemd").text
     found = re.search(r"K/V cache of (\d+) tokens ([\d,]+) MiB", text)
@@ -44,8 +44,8 @@ def test_memory_is_that_of_the_plan(model: Path) -> None:
     assert planned(model, "-c", str(1 << 20), "-ctk", "q8_0", "-ctv", "q8_0")[0] < many
 
 
-def test_a_cache_of_prompts_counts(model: Path) -> None:
-    """It grows to half of the limit at most."""
+def test_prompt_cache_counts(model: Path) -> None:
+    """It grows to at most half of the limit."""
     alone = planned(model)[0]
     assert planned(model, "-cram", "256")[0] == alone + 256
     assert abs(planned(model, "-cram", "-1")[0] - 2 * alone) <= 64
@@ -78,7 +78,7 @@ def test_limits_are_written(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert printed.out.count("memory: 3G") == 2 and "memory of each" not in printed.err
 
 
-def test_a_file_is_where_containers_have_it(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_path_in_containers(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, place, mounted in (
         ([], "/models/tiny.gguf", model.parent),
         (["--models", str(model.parent.parent)], f"/models/{model.parent.name}/tiny.gguf", model.parent.parent),

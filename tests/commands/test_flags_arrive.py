@@ -676,7 +676,7 @@ def changes(before: Seen, after: Seen) -> dict[str, Any]:
 
 
 def expected(runs: Runs, row: Row, command: str, base: Outcome, at_home: bool) -> dict[str, Any]:
-    """What of the row a command can show: all of it where the flag is at home."""
+    """Return the changes of the row that a command can show: all of them in the home command of the flag."""
     arrives = dict(row.elsewhere.get(command, row.arrives))
     if command not in row.elsewhere and not at_home:
         places = {path.partition(".")[0] for path in base.seen} | {"environ", "listed"}

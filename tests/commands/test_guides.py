@@ -1,4 +1,4 @@
-"""What guides to llama.cpp show, typed as it stands there: its programs' names, shell loops, Python with `requests`."""
+"""Commands and scripts from guides to llama.cpp, unchanged: program names, shell loops, Python with `requests`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(folder: Path) -> Iterator[Start]:
-    """Types a command in the folder: its process, and the address that its log tells."""
+    """Run a command in the folder; return its process, and the address from its log."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(line: str, **variables: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -65,7 +65,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def url(start: Start) -> str:
-    """A server that is about to be ready."""
+    """URL of a server that is starting."""
     return "http://" + start("llama-server -m model.gguf --port 0 --parallel 2 --ctx-size 512")[1]
 
 
@@ -126,7 +126,7 @@ def test_waiting_in_python(url: str) -> None:
 
 
 class GuidesClient:
-    """`LlamaServerClient`, as a guide tells its readers to write it."""
+    """`LlamaServerClient` from a guide."""
 
     def __init__(self, base_url: str, startup_timeout: int = 300, health_check_timeout: int = 5) -> None:
         self.base_url = base_url.rstrip("/")
@@ -164,14 +164,14 @@ def test_the_client_of_the_guide(url: str, start: Start, capsys: pytest.CaptureF
     client = GuidesClient(url)
     assert client.wait_until_ready() and [slot["id"] for slot in client.get_slot_status()] == [0, 1]
     capsys.readouterr()
-    # A worker that is not there keeps a server loading.
+    # A missing worker keeps the server loading.
     _, address = start("llama-server -m model.gguf --port 0 --rpc 127.0.0.1:1")
     assert not GuidesClient(f"http://{address}/", startup_timeout=1).wait_until_ready()
     assert capsys.readouterr().out == "Server status: Loading model\n"
 
 
 def test_requests_of_the_guide(url: str) -> None:
-    """Chat, completions and a stream of which every "content" is printed."""
+    """Chat, completions, and a stream whose "content" is printed."""
     assert _is_ready(url)
     body: dict[str, Any] = {
         "model": "local-model",
@@ -216,7 +216,7 @@ def test_a_greedy_request_of_the_guide(url: str) -> None:
 
 @pytest.mark.full
 def test_a_server_and_its_worker(start: Start, folder: Path) -> None:
-    """Two workers of one device on one machine, -ngl 99, the division and the words of the log, and a chat."""
+    """Two workers on one machine, -ngl 99, the lines of the log, and a chat."""
     workers = [start(f"./bin/rpc-server -d {device} -p 0")[1] for device in ("MTL0", "CPU")]
     ports = [worker.rpartition(":")[2] for worker in workers]
     for port in ports:
@@ -225,7 +225,7 @@ def test_a_server_and_its_worker(start: Start, folder: Path) -> None:
     _, address = start(f"./bin/llama-server {line}", LLAMA_LOG_VERBOSITY="10")
     port = address.rpartition(":")[2]
     assert _is_ready(f"http://127.0.0.1:{port}")
-    log = max(folder.glob("*.log"), key=lambda path: int(path.stem)).read_text()  # the one that was started last
+    log = max(folder.glob("*.log"), key=lambda path: int(path.stem)).read_text()  # the last one started
     for said in (
         f"server is listening on http://0.0.0.0:{port}\n",
         "model loaded in ",

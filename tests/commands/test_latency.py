@@ -1,4 +1,4 @@
-"""`llamado bench --latency`: a stand-in for the engine, real taps before a stand-in for a worker."""
+"""`llamado bench --latency`, with a stand-in for the engine, and real taps in front of a stand-in for a worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from llamado.rpc.wire import RequestReader
 
 
 class FakeEngine:
-    """Answers each request with as many tokens as it asks for; the third request fails if told so."""
+    """Answers each request with `n_predict` tokens. `fails`: end it with a failure."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.requests: list[Request] = []
@@ -63,7 +63,7 @@ class FakeEngine:
             task = self._todo.get()
             assert task is not None
             request, emit = task
-            for i in range(request.n_predict):
+            for i in range(request.params.n_predict):
                 time.sleep(0.0005)
                 emit(Token("x", [1], None, i))
             emit(Failure(LatencyError("lost")) if self.fails else Done(None))  # type: ignore[arg-type]
@@ -89,28 +89,28 @@ class FakeLlama:
         self.close()
 
 
-def test_all_streams_count() -> None:
+def test_rate_counts_all_streams() -> None:
     llama: Any = FakeLlama(1)
     rate = generation_rate(llama, 3, 20, seed=2)
     assert len(llama.engine.requests) == 3
-    assert all(request.n_predict == 20 and not request.cache_prompt for request in llama.engine.requests)
+    assert all(request.params.n_predict == 20 and not request.params.cache_prompt for request in llama.engine.requests)
     assert [bytes(request.prompt).decode() for request in llama.engine.requests] == list(OPENINGS[2:5])
-    # A token takes half a millisecond or more.
+    # A token takes at least half a millisecond.
     assert 0 < rate <= 2000
 
 
-def test_texts_are_sampled_and_no_seed_comes_twice() -> None:
-    """Greedy text loops, and an engine's drafts repeat what it said before."""
+def test_sampling_and_unique_seeds() -> None:
+    """Greedy text repeats itself, and drafts repeat earlier outputs."""
     llama: Any = FakeLlama(1)
     for seed in range(3):
         generation_rate(llama, 2, 2, seed)
-    sampling = [request.sampling for request in llama.engine.requests]
+    sampling = [request.params.sampling for request in llama.engine.requests]
     assert all(one.temperature > 0 and one.ignore_eos for one in sampling)
     assert len({one.seed for one in sampling}) == 6
 
 
-def test_the_rate_is_of_the_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two streams of 7 tokens, some of them told two at a time: what the first of them took is not known."""
+def test_rate_excludes_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two streams of 7 tokens, some sent in pairs. The time of the first token is unknown."""
     seconds = iter([100.0, 100.5, 101.0, 101.5, 102.0, 102.5, 103.0, 103.25])
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
 
@@ -124,7 +124,7 @@ def test_the_rate_is_of_the_tokens_after_the_first(monkeypatch: pytest.MonkeyPat
     assert generation_rate(llama, 2, 7, 0) == 13 / 3.25
 
 
-def test_a_failure_is_passed_on() -> None:
+def test_failure_is_raised() -> None:
     llama: Any = FakeLlama(1, FakeEngine(fails=True))
     with pytest.raises(LatencyError, match="lost"):
         generation_rate(llama, 2, 3, 0)
@@ -158,7 +158,7 @@ def test_columns_of_the_flags() -> None:
 
 
 def test_a_row_of_the_table() -> None:
-    """As the guide to split inference prints it."""
+    """The format of a guide to split inference."""
     rows = [Row(3, 0.0, {PLAIN: 60.2}), Row(3, 30.0, {PLAIN: 9.4})]
     assert list(table(rows)) == [
         "| Nodes | Latency | tok/s | vs baseline |",
@@ -168,7 +168,7 @@ def test_a_row_of_the_table() -> None:
     ]
 
 
-def test_further_columns_are_compared_with_plain_decoding() -> None:
+def test_baseline_of_all_columns_is_plain_decoding() -> None:
     head, rule, first, _ = table([Row(3, 0.0, {PLAIN: 50.0, "ring": 75.0, "streams": 200.0}), Row(3, 5.0, {
         PLAIN: 25.0, "ring": 30.0, "streams": 150.0})])  # fmt: skip
     assert (
@@ -178,7 +178,7 @@ def test_further_columns_are_compared_with_plain_decoding() -> None:
     assert [cell.strip() for cell in first.split("|")[3:-1]] == ["50.0", "1.00×", "75.0", "1.50×", "200.0", "4.00×"]
 
 
-def test_what_is_predicted() -> None:
+def test_predicted_rates() -> None:
     rows = [Row(n, ms, {PLAIN: 1e3 / (20 + n)}) for n in (3, 5) for ms in (5.0, 25.0)]
     assert predicted(rows, rows[0], both_ways=False) == pytest.approx(1e3 / 23)
     assert predicted(rows, rows[1], both_ways=False) == pytest.approx(1e3 / (23 + 2 * 20))
@@ -187,7 +187,7 @@ def test_what_is_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
+def test_plots(tmp_path: Path) -> None:
     rows = [
         Row(nodes, ms, {PLAIN: 60 / (1 + ms) / nodes, "ring": 200 / nodes}) for nodes in (3, 4) for ms in (0, 5, 10)
     ]
@@ -198,13 +198,13 @@ def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_plot_folder_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LatencyError, match="--out"):
         latency.draw([Row(3, 0, {PLAIN: 1})], "", tmp_path / "file" / "folder")
 
 
-def test_the_port_of_a_worker_is_read_from_its_log() -> None:
+def test_worker_port_is_read_from_its_log() -> None:
     says = "import sys; print('hello'); print('listening on 127.0.0.1:4242', file=sys.stderr); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", says],
@@ -220,7 +220,7 @@ def test_the_port_of_a_worker_is_read_from_its_log() -> None:
             process.wait()
 
 
-def test_a_worker_that_does_not_start() -> None:
+def test_worker_fails_to_start() -> None:
     with (
         subprocess.Popen(
             [sys.executable, "-c", "raise SystemExit('no such device')"],
@@ -234,7 +234,7 @@ def test_a_worker_that_does_not_start() -> None:
 
 
 class CountingWorker:
-    """Answers HELLO and DEVICE_COUNT, of any connection."""
+    """Worker that answers HELLO and DEVICE_COUNT on all connections."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -284,14 +284,14 @@ def test_taps_change_their_delay() -> None:
         assert taps._process.poll() == 0
 
 
-# --- the whole command ------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 COMPUTE_MS = 20.0
 
 
 class Bench:
-    """What the command loads and measures, on machines whose tokens take compute + (N−1) × latency."""
+    """Records what the command loads and measures; a token takes compute + (N−1) × latency."""
 
     def __init__(self) -> None:
         self.loaded: list[Any] = []
@@ -312,7 +312,7 @@ class Bench:
 
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench that loads no model and starts no process."""
+    """Replace models, workers and taps of the command by stand-ins."""
     bench = Bench()
 
     class FakeTaps:
@@ -337,7 +337,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_the_table(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain decoding falls with latency as compute + (N−1) × latency says: four columns, and nothing beside them."""
+    """The time per token grows by compute + (N−1) × latency. The table has four columns."""
     assert cli.main(["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| Nodes | Latency | tok/s | vs baseline |",
@@ -355,10 +355,10 @@ def test_the_table(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         assert options.draft_kinds == () and not options.split.ring and options.n_slots == 1
 
 
-def test_rounds_alternate_configurations_and_warm_each_up(faked: Bench) -> None:
+def test_rounds_and_warm_up(faked: Bench) -> None:
     command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3", "-r", "2", "-n", "40"]
     assert cli.main([*command, "--compare", "ring,streams"]) == 0
-    # For each number of nodes plain decoding with the streams, then the ring.
+    # For each number of nodes: plain decoding and streams, then the ring.
     assert [(len(options.split.rpc), options.split.ring) for options in faked.loaded] == 2 * [
         (1, False), (1, True), (2, False), (2, True),
     ]  # fmt: skip
@@ -376,7 +376,7 @@ def test_rounds_alternate_configurations_and_warm_each_up(faked: Bench) -> None:
     assert all(first[4] != second[4] for first, second in pairwise(cell for cell in timed if cell[2] == 1))
 
 
-def test_a_cell_is_the_median_of_its_rounds(
+def test_cell_is_the_median_of_rounds(
     faked: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = iter([1.0, 10.0, 1.0, 70.0, 1.0, 20.0])  # warm-up, round, …
@@ -386,7 +386,7 @@ def test_a_cell_is_the_median_of_its_rounds(
     assert row == {"model": "smollm2", "nodes": 2, "latency_ms": 0.0, "tokens_per_second": {"plain": 20.0}}
 
 
-def test_drafts_are_a_column_of_their_own(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drafts_column(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2", "-r", "1", "-o", "json"]
     for flags, kinds in (
         (["--compare", "drafts,predicted"], ("suffix",)),
@@ -404,7 +404,7 @@ def test_drafts_are_a_column_of_their_own(faked: Bench, capsys: pytest.CaptureFi
     assert "--rpc-ring off disables the ring" in capsys.readouterr().err
 
 
-def test_given_workers_and_a_given_split(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_workers_and_split(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "-m", "smollm2", "--rpc", "127.0.0.1:1,127.0.0.1:2", "-ts", "2,1,1", "--latency", "10"]
     assert cli.main([*command, "-n", "4", "-r", "1", "-o", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -433,7 +433,7 @@ def test_without_matplotlib(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_devices_than_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = FakeLlama(1)
     monkeypatch.setattr(LoadedModel, "load", lambda *_: llama)
     with pytest.raises(LatencyError, match="loaded on 1 of 2 devices"):
@@ -441,7 +441,7 @@ def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llama.closed
 
 
-def test_bench_without_the_table_says_that_drafts_have_no_effect(
+def test_bench_warns_that_drafts_have_no_effect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("llamado.commands.bench.speed.bench", lambda _: 0)
@@ -453,7 +453,7 @@ def test_bench_without_the_table_says_that_drafts_have_no_effect(
     assert capsys.readouterr().err == ""
 
 
-def test_settings_of_the_split_are_kept() -> None:
+def test_split_options_are_kept() -> None:
     from llamado.devices.split.placement import SplitOptions
 
     given = SplitOptions(rpc=("a:1",), n_gpu_layers=3)
@@ -462,7 +462,7 @@ def test_settings_of_the_split_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_workers_of_our_own() -> None:
+def test_own_workers() -> None:
     with latency.own_workers(2) as endpoints:
         assert len({endpoint.port for endpoint in endpoints}) == 2
         for endpoint in endpoints:

@@ -1,4 +1,4 @@
-"""Addresses read from command lines, for the health checks of containers and units."""
+"""Addresses from command lines, for health checks of containers and systemd units."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def process(proc: Path, pid: int, *words: str, **environ: str) -> None:
         (" ".join(own_command("worker", "--no-ring")), {}, "tcp://127.0.0.1:50052"),
     ],
 )
-def test_an_address_of_a_command_line(tmp_path: Path, words: str, environ: dict[str, str], url: str) -> None:
+def test_address_from_a_command_line(tmp_path: Path, words: str, environ: dict[str, str], url: str) -> None:
     process(tmp_path, 1, *words.split(), **environ)
     process(tmp_path, 12, "llamado", "wait", "--timeout", "5")
     for pid in (1, None):
@@ -49,17 +49,17 @@ def test_an_address_of_a_command_line(tmp_path: Path, words: str, environ: dict[
         assert found.url == url and (found.tls is not None) == url.startswith("https")
 
 
-def test_the_process_that_clients_come_to(tmp_path: Path) -> None:
+def test_precedence_of_processes(tmp_path: Path) -> None:
     process(tmp_path, 5, "llamado", "worker")
     assert listener_of(None, tmp_path).url.startswith("tcp://")
     process(tmp_path, 20, "llamado", "serve", "--port", "20")
-    process(tmp_path, 100, "llamado", "serve", "--port", "100")  # of a router, say
+    process(tmp_path, 100, "llamado", "serve", "--port", "100")  # for example of a router
     assert listener_of(None, tmp_path).url.endswith(":20")
     process(tmp_path, 101, "llamado", "gateway", "--replica", "http://127.0.0.1:20", "--port", "101")
     assert listener_of(None, tmp_path).url.endswith(":101") and listener_of(5, tmp_path).url.startswith("tcp://")
 
 
-def test_processes_of_others_are_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_other_users_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process(tmp_path, 5, "llamado", "serve")
     me = os.getuid()
     monkeypatch.setattr(listeners.os, "getuid", lambda: me + 1)
@@ -84,10 +84,10 @@ def test_processes_without_an_address(tmp_path: Path, words: list[str], says: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_frozen_worker_fails_its_probe(
+def test_frozen_worker_fails_its_probe(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its port stays open, and connections are accepted by the kernel; one that works is ready, also behind TLS."""
+    """The kernel accepts connections for a frozen worker, so the probe waits for the handshake."""
     authority = trustme.CA()
     own = authority.issue_cert("worker.example")
     own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))

@@ -1,4 +1,4 @@
-"""`bench`, `perplexity` and `pull` as commands, with a tiny model."""
+"""The commands `bench`, `perplexity` and `pull`, with a tiny model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     tests = ["pp8", "pp24", "tg4"]
     assert [row[:2] for row in cells] == [[tiny, test] for test in (*tests, *(f"{test} @ d6" for test in tests))]
     assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[2]) for row in cells)
-    # A prompt computes, generation reads the weights.
+    # Prompts have GOP/s, generation has GB/s.
     assert [(bool(row[3]), bool(row[4])) for row in cells] == 2 * [(False, True), (False, True), (True, False)]
 
 
@@ -57,7 +57,7 @@ def test_bench_as_json_with_a_profile(tiny: str, capsys: pytest.CaptureFixture[s
         (["-r", "0"], "-r/--repetitions: expected 1 or more, got 0"),
     ],
 )
-def test_what_bench_cannot_measure(tiny: str, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+def test_invalid_bench_flags(tiny: str, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
     assert cli.main(["bench", "-m", tiny, *flags]) == 2
     assert said in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_perplexity(tiny: str, text: str, capsys: pytest.CaptureFixture[str]) ->
     assert [int(i) for i in re.findall(r"\[(\d+)\]", chunks)] == list(range(1, len(values) + 1)) and len(values) > 4
     found = re.fullmatch(r"Final estimate: PPL = (\d+\.\d{4}) \+/- (\d+\.\d{5})", final)
     assert found is not None and float(found[1]) == values[-1] and float(found[2]) > 0
-    assert all(value > 10 for value in values)  # weights are random: it does not know what comes next
+    assert all(value > 10 for value in values)  # random weights predict badly
     assert cli.main(["perplexity", "-m", tiny, "-f", text, "-c", "16", "--chunks", "2"]) == 0
     first, final = capsys.readouterr().out.splitlines()
     assert chunks.startswith(first) and f"PPL = {values[1]:.4f} " in final

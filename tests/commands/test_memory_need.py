@@ -48,7 +48,7 @@ def test_a_need_is_weights_and_cache_and_work(path: Path) -> None:
     ],
     ids=range(5),
 )
-def test_what_cannot_be_known_is_0(command: list[str]) -> None:
+def test_unknown_need_is_0(command: list[str]) -> None:
     assert memory_need(command, {}) == 0
 
 

@@ -1,4 +1,4 @@
-"""`llamado plan` and `--list-devices`: what is printed, with figures given and with real workers."""
+"""Output of `llamado plan` and `--list-devices`, for given device figures and real workers."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def given(monkeypatch: pytest.MonkeyPatch, *frees: int) -> None:
 
 
 def rows(text: str, name: str) -> list[list[str]]:
-    """Cells of the rows of all tables that begin with a name."""
+    """Return the cells of all table rows whose first cell is `name`."""
     lines = [re.split("[│┃]", line)[1:-1] for line in text.splitlines() if re.match(rf"[│┃] {re.escape(name)} ", line)]
     return [[cell.strip() for cell in line] for line in lines]
 
 
-def test_the_plan_says_what_links_between_workers_gain(
+def test_gain_of_the_worker_ring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_path: Path
 ) -> None:
-    """Three workers on links of 10 ms each way: 4 of them for a token instead of 6, and next to no computing."""
+    """Three workers with 10 ms per direction: a token needs 4 transfers with a ring, 6 without."""
     slow = [replace(device, round_trip=0.02, bandwidth=1e12) for device in figures(*[3000 * MIB] * 4)[1:]]
     for links, ways in ((True, 4), (False, 6)):
         shown = [figures(3000 * MIB)[0], *(replace(device, links=links) for device in slow)]
@@ -72,7 +72,7 @@ def test_the_plan_says_what_links_between_workers_gain(
             assert float(gain[2]) - float(gain[1]) == pytest.approx(20, abs=0.1)
 
 
-def test_the_plan_shows_the_wanted_division_and_the_others(
+def test_placements_by_all_rules(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_path: Path
 ) -> None:
     given(monkeypatch, 800 * MIB, 3000 * MIB, 1000 * MIB)
@@ -85,7 +85,7 @@ def test_the_plan_shows_the_wanted_division_and_the_others(
     device, ratio, auto, memory = rows(text, "RPC0[far:0]")
     assert device[1:3] == ["3,000 MiB", "3,000 MiB"] and device[3] == "10.0"
     assert (ratio[1], memory[1]) == ("0-3", "0-5")
-    assert auto[1] == "0-5, head"  # ten times as fast as this machine, and the link is short
+    assert auto[1] == "0-5, head"  # ten times as fast as this machine, with a fast link
     assert [row[1] for row in rows(text, "RPC1[far:1]")[1:]] == ["4-5, head", "–", "head"]
     assert "times as fast as by memory" in text
     totals = rows(text, "total")
@@ -101,7 +101,7 @@ def test_one_machine_alone(
     assert rows(text, "CPU")[1][1] == "0-5, head" and "by memory" not in text
 
 
-def test_what_does_not_fit_is_shown_and_said(
+def test_placement_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_path: Path
 ) -> None:
     given(monkeypatch, 800 * MIB, 1024, 1000 * MIB)
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_shown_and_said(
     assert "--tensor-split: RPC0[far:0] 1, RPC1[far:1] 1\n" in out
     assert "--tensor-split 1/1 — does not fit" in out and "missing" in rows(out, "RPC0[far:0]")[1][5]
     assert "RPC0[far:0] needs" in err and "RPC1" not in err
-    assert cli.main(command) == 0  # the fastest goes around it
+    assert cli.main(command) == 0  # by placing the layers elsewhere
     out = capsys.readouterr().out
     assert rows(out, "RPC0[far:0]")[1][1] == "–" and "RPC0[far:0]: no layers: a layer takes" in out
     given(monkeypatch, 1024, 1024, 1024)
@@ -122,10 +122,10 @@ def test_what_does_not_fit_is_shown_and_said(
     assert cli.main(["plan", "-m", str(model_path)]) == 1
 
 
-def test_a_draft_model_has_its_share(
+def test_memory_of_a_draft_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model_path: Path
 ) -> None:
-    """It is named with what it takes, and what is left for the model is less by what loading leaves to it."""
+    """The plan shows its size, and reserves memory of this machine for it."""
     small = make_llama(tmp_path / "small.gguf", n_layer=2)
     command = ["plan", "-m", str(model_path), "-c", "512", "-md", str(small)]
     free, given_up = [], []
@@ -145,7 +145,7 @@ def test_a_draft_model_has_its_share(
             left = re.search(r"reserves ([\d.]+) MiB of its free", text)
             assert left is not None and free[-1] == pytest.approx(800 - float(left[1]), abs=1)
             given_up.append(float(left[1]))
-    assert free[1] == 800 > free[0] and given_up[1] > given_up[0], "weights that are not mapped count, too"
+    assert free[1] == 800 > free[0] and given_up[1] > given_up[0], "unmapped weights count as well"
 
     on_workers = [*command, "--rpc", "far:1", "--spec-draft-device", "RPC0", "-ts", "1"]
     given(monkeypatch, 800 * MIB, 800 * MIB)
@@ -164,12 +164,12 @@ def test_context_slots_and_cache_types_count(
         assert cli.main(["plan", "-m", str(path), *options.split()]) == 0
         out = capsys.readouterr().out
         found.append((out.split(" tokens of context")[0].rpartition("; ")[2], rows(out, "total")[0][3]))
-    # 4 layers, one head of 64 for keys and values each, 2 bytes: 1 KiB a cell; two layers keep the windows of 4 slots,
-    # of 960 cells each, where that is less
+    # 4 layers with one head of 64 keys and values of 2 bytes: 1 KiB per cell. Two layers keep windows of 960 cells for
+    # each of 4 slots, if that is less.
     assert found == [("4096", "3.9 MiB"), ("1024", "1.0 MiB"), ("1024", "2.0 MiB"), ("3072", "3.0 MiB")]
 
 
-def test_wrong_flags_and_models(capsys: pytest.CaptureFixture[str], model_path: Path) -> None:
+def test_invalid_flags_and_models(capsys: pytest.CaptureFixture[str], model_path: Path) -> None:
     assert cli.main(["plan"]) == 2 and "no model" in capsys.readouterr().err
     assert cli.main(["plan", "-m", "/nonexistent.gguf"]) == 1 and "no file" in capsys.readouterr().err
     assert cli.main(["plan", "-m", str(model_path), "--rpc", "h:x"]) == 2 and "--rpc" in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_unknown_devices_are_named(
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def test_rules_that_are_shown() -> None:
+def test_rules_of_candidates() -> None:
     sizes = ModelSizes(layers=(100,) * 4, kv=(1,) * 4, head=10, hidden=1, logits=1)
 
     def rules(split: SplitOptions | None) -> list[str]:
@@ -198,7 +198,7 @@ def test_rules_that_are_shown() -> None:
     assert rules(SplitOptions(rpc=("far:0",), tensor_split=(0.5, 1))) == ["--tensor-split 0.5/1", AUTO, MEMORY]
 
 
-def test_comparison_is_with_the_naive_rule() -> None:
+def test_comparison_with_the_memory_rule() -> None:
     sizes = ModelSizes(layers=(10**6,) * 2, kv=(0, 0), head=0, hidden=0, logits=0)
     here, there = Placement((0, 0), 0), Placement((1, 1), 1)
     found = [Candidate(AUTO, there), Candidate("x", None, NotEnoughMemory("m", {})), Candidate(MEMORY, here)]
@@ -207,7 +207,7 @@ def test_comparison_is_with_the_naive_rule() -> None:
     assert lines[1:] == ["x: does not fit", "memory: 500.0 tokens/s, 2.00 ms per token"]
 
 
-def test_layers_are_written_as_runs() -> None:
+def test_layers_text() -> None:
     sizes = ModelSizes(layers=(1,) * 6, kv=(0,) * 6, head=1, hidden=1, logits=1)
     placement = Placement((0, 1, 1, 0, 1, 1), 1)
     shares = predict(sizes, figures(10, 10, 10), placement).shares
@@ -291,9 +291,7 @@ def ggml_worker(peer_bin: Path) -> Iterator[str]:
 
 
 @pytest.mark.interop
-def test_a_ggml_worker_is_listed_measured_and_planned_with(
-    ggml_worker: str, capsys: pytest.CaptureFixture[str], model_path: Path
-) -> None:
+def test_plan_with_a_ggml_worker(ggml_worker: str, capsys: pytest.CaptureFixture[str], model_path: Path) -> None:
     assert cli.main(["plan", "--list-devices", "--rpc", ggml_worker]) == 0
     assert re.search(rf"  RPC0: {ggml_worker} \(\d+ MiB, \d+ MiB free\)", capsys.readouterr().out)
     assert cli.main(["plan", "-m", str(model_path), "--rpc", ggml_worker, "-ngl", "99", "-t", "1"]) == 0
@@ -303,7 +301,7 @@ def test_a_ggml_worker_is_listed_measured_and_planned_with(
     assert auto[1] == memory[1] == "0-5, head"
 
 
-def test_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planning.processor()
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(OSError()))
     monkeypatch.setattr(planning, "platform", SimpleNamespace(processor=lambda: "", machine=lambda: "riscv64"))

@@ -1,4 +1,4 @@
-"""What commands print cannot steer the terminal, wherever its text comes from."""
+"""Output of commands contains no terminal control characters from untrusted text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llamado.terminal.text import printable
 
 SOURCES = Path(cli.__file__).parents[1]
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\u202e\x7f\r"
-"""Writes into the clipboard, clears the screen, and shows text backwards."""
+"""Writes to the clipboard, clears the screen, and reverses text."""
 STEERS = ("\x1b", "\x07", "\x9b", "\u202e", "\x7f", "\r")
 
 
@@ -32,7 +32,7 @@ def harmless(text: str) -> bool:
     return r"\x1b]52" in text and not any(c in text for c in STEERS)
 
 
-def test_controls_are_spelled_out() -> None:
+def test_control_characters_are_escaped_in_text() -> None:
     assert printable("a\tb\nc ü 漢 \u3000 👩\u200d🔬") == "a\tb\nc ü 漢 \u3000 👩\u200d🔬"
     assert printable("\x00\x1b\r\x7f\x9b\u2028\u202e\ud800") == r"\x00\x1b\x0d\u007f\u009b\u2028\u202e\ud800"
     assert json.loads(printable(json.dumps(EVIL, ensure_ascii=False))) == EVIL
@@ -46,7 +46,7 @@ def test_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert harmless(out) and out.count("x1b]52") == 4 and out.endswith("\n\n") and harmless(err)
 
 
-def test_consoles_draw_and_texts_do_not() -> None:
+def test_console_escapes_texts() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100)
     table = Table(title=EVIL)
@@ -96,17 +96,17 @@ def test_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert harmless(capsys.readouterr().out)
 
 
-def test_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", f"/nowhere/{EVIL}.gguf"]) != 0
     assert harmless(capsys.readouterr().err)
 
 
-# What draws by itself, with texts made printable one by one; and what speaks to another process.
+# Modules that escape texts themselves, or write to another process.
 DRAW = {"commands/chat/run.py", "commands/chat/markdown.py", "cluster/taps.py", "terminal/text.py"}
 
 
 @pytest.mark.parametrize("folder", ["commands", "cluster", "gguf", "rpc", "router", "gateway", "terminal"])
-def test_nothing_is_printed_past_it(folder: str) -> None:
+def test_all_output_is_escaped(folder: str) -> None:
     past = []
     for path in (SOURCES / folder).rglob("*.py"):
         name = path.relative_to(SOURCES).as_posix()

@@ -1,4 +1,4 @@
-"""What `llamado bench --roofline` counts of a graph, and how it holds it against the machine."""
+"""`llamado bench --roofline`: the work of a graph, and its share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class KnownMachine(Machine):
-    """A machine whose limits are known."""
+    """A machine with given limits."""
 
     def __init__(self) -> None:
         self.widths, self.tiles = (8,), False
@@ -63,7 +63,7 @@ class KnownMachine(Machine):
 
 
 @pytest.mark.parametrize(("n", "start"), [(1, 40), (1, 0), (8, 0), (8, 24)])
-def test_bytes_and_operations_of_a_pass(path: Path, n: int, start: int) -> None:
+def test_work_of_a_pass(path: Path, n: int, start: int) -> None:
     machine = KnownMachine()
     with LoadedModel.load(path, EngineOptions(n_ctx=256, n_slots=1, n_threads=1)) as llama:
         llama.engine.close()
@@ -75,7 +75,7 @@ def test_bytes_and_operations_of_a_pass(path: Path, n: int, start: int) -> None:
         of_kind = [
             (name, size) for name, (type_, *size) in sizes.items() if type_ == kind and name != "token_embd.weight"
         ]
-        # of the last token alone there are logits, which need no more of the last layer's network
+        # only the last token has logits, so the last feed-forward network computes one token
         alone = ("output.weight", f"blk.{N_LAYER - 1}.ffn")
         operations = sum(2 * elements * (1 if name.startswith(alone) else n) for name, (_, elements) in of_kind)
         assert found[f"{kind} products"].work == PassWork(sum(n_bytes for _, (n_bytes, _) in of_kind), operations, 0)
@@ -86,8 +86,8 @@ def test_bytes_and_operations_of_a_pass(path: Path, n: int, start: int) -> None:
     assert peaks == Peaks(1e9, 2e9, 3e9) and machine.read == [total(rows).work.n_bytes]
 
 
-def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
-    """As long as passes of the same graph take, on a machine that does other things too."""
+def test_times_add_up_to_the_pass(path: Path) -> None:
+    """Close to the time of the same graph, on a machine with other load."""
     from llamado.engine.forward.runner import ModelRunner
 
     with LoadedModel.load(path, EngineOptions(n_ctx=256, n_slots=1, n_threads=1)) as llama:
@@ -104,10 +104,10 @@ def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
                 seconds.append(time.perf_counter() - began)
             if 0.2 * min(seconds) < total(rows).seconds < 5 * max(seconds):
                 return
-    pytest.fail(f"{total(rows).seconds} in all, {min(seconds)} to {max(seconds)} for a pass")
+    pytest.fail(f"{total(rows).seconds} s in total, {min(seconds)} to {max(seconds)} for a pass")
 
 
-def test_rows_are_held_against_the_limits() -> None:
+def test_share_of_the_limits() -> None:
     graph = Graph()
     w, x = g.new_tensor(T.Q8_0, 64, 100, name="blk.0.w"), g.new_tensor(T.F32, 64, 10)
     f, y = g.new_tensor(T.F16, 64, 50, name="f"), g.new_tensor(T.F32, 64, 2)
@@ -117,7 +117,7 @@ def test_rows_are_held_against_the_limits() -> None:
         OperationTime("Q8_0 blk.0.w", 3e-4, 1e-4),
         OperationTime("F16 f", 1e-4, 0.0),
         OperationTime("norm", 1.0, 0.5),
-        OperationTime("Q8_0 blk.0.w", 1e-4, 0.0),  # a product in two parts
+        OperationTime("Q8_0 blk.0.w", 1e-4, 0.0),  # a product split in two
     ]
     rows = rows_of(graph, operations, pytest.fail, PEAKS)
     assert [(row.kernel, row.n, row.seconds) for row in rows] == [
@@ -127,17 +127,17 @@ def test_rows_are_held_against_the_limits() -> None:
     ]
     quantized, plain, _ = rows
     assert quantized.work == PassWork(100 * 68, 2 * 64 * 100 * 10, 0)
-    assert quantized.of_limit == pytest.approx(128e-6 / 5e-4)  # operations take longer than bytes
+    assert quantized.of_limit == pytest.approx(128e-6 / 5e-4)  # bound by operations
     assert plain.work == PassWork(2 * 64 * 50, 0, 2 * 64 * 50 * 2)
-    assert plain.of_limit == pytest.approx(32e-6 / 1e-4)  # here bytes do
+    assert plain.of_limit == pytest.approx(32e-6 / 1e-4)  # bound by bytes
     assert total(rows).least == pytest.approx(128e-6 + 32e-6)
 
 
-def test_operations_of_floats_have_a_limit_of_their_own() -> None:
+def test_float_operations_have_their_own_limit() -> None:
     assert PEAKS.seconds(PassWork(0, 3 * 10**9, 5 * 10**8)) == 4.0 and PEAKS.seconds(PassWork(10**9, 1, 1)) == 5.0
 
 
-def test_experts_are_read_as_often_as_they_are_chosen() -> None:
+def test_bytes_of_experts() -> None:
     w = g.new_tensor(T.Q8_0, 64, 32, 16)
     for n_tokens, read in ((1, 4), (2, 8), (5, 16)):
         ids = g.new_tensor(T.I32, 4, n_tokens)
@@ -145,19 +145,19 @@ def test_experts_are_read_as_often_as_they_are_chosen() -> None:
         assert product_work(node) == PassWork(read * 68 * 32, 2 * 64 * 32 * 4 * n_tokens, 0)
 
 
-def test_masks_say_what_attention_reads() -> None:
+def test_masks_limit_the_work_of_attention() -> None:
     q = g.new_tensor(T.F32, 32, 3, 4)
     k, v = (g.new_tensor(T.F16, 32, 64, 2) for _ in range(2))
     mask = g.new_tensor(T.F16, 64, 3)
     node = g.flash_attn_ext(q, k, v, mask, 1.0)
     seen = np.full((1, 1, 3, 64), -np.inf, np.float16)
-    seen[..., 0, 5:8] = seen[..., 1, 6:9] = 0  # a window of three; the last token fills the batch up
+    seen[..., 0, 5:8] = seen[..., 1, 6:9] = 0  # a window of three; the last token is padding
     assert roofline.attention_work(node, lambda _: seen) == PassWork(4 * 2 * 2 * 32 * 2, 0, 2 * 6 * 4 * 64)
     assert roofline.attention_work(g.flash_attn_ext(q, k, v, None, 1.0), pytest.fail).floats == 2 * 3 * 64 * 4 * 64
 
 
 @pytest.mark.slow
-def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.commands.bench.machine.Machine", KnownMachine)
     given = ["bench", "-m", str(path), "--roofline", "-p", "8", "-n", "4", "-d", "0,16", "-r", "1", "-t", "1"]
     assert cli.main([*given, "-o", "json"]) == 0
@@ -173,7 +173,7 @@ def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert shown.count("| total |") == 4 and "limits: 1.0 GB/s reading as many bytes, 2 GOP/s" in shown
 
 
-def test_what_is_shown_in_a_terminal() -> None:
+def test_table() -> None:
     from rich.console import Console
 
     rows = [roofline.KernelRow("Q4_0 products", 3, 2e-3, PassWork(10**6, 2 * 10**6, 0), 1e-3)]
@@ -184,7 +184,7 @@ def test_what_is_shown_in_a_terminal() -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_is_measured() -> None:
+def test_machine_limits_are_plausible() -> None:
     machine = Machine()
     assert 1e8 < machine.read_bandwidth(1 << 20, 2) < 1e13
     for lanes in machine.widths:
@@ -192,7 +192,7 @@ def test_a_machine_is_measured() -> None:
     assert machine.tile_products(1) > 1e9 if machine.tiles else machine.tile_products(1) == 0.0
 
 
-def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
+def test_cache_sizes(tmp_path: Path) -> None:
     for i, (level, kind, size) in enumerate([(1, "Data", "48K"), (1, "Instruction", "64K"), (3, "Unified", "700M")]):
         folder = tmp_path / f"index{i}"
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""`llamado list`, `show`, `rm` and `ps`: what is on this machine, and what runs."""
+"""`llamado list`, `show`, `rm` and `ps`: models and servers of this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def licensed(writer: gguf.GGUFWriter) -> None:
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A machine with models of all sources, whole ones and ones that were begun."""
+    """Create complete and incomplete models of all sources."""
     for name, at in (
         ("LLAMADO_CACHE", "cache"), ("HF_HOME", "hf"), ("LLAMADO_MODELS", "large"), ("OLLAMA_MODELS", "ollama"),
     ):  # fmt: skip
@@ -69,7 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (plain / "refs").mkdir()
     (plain / "refs" / "main").write_text("abc")
     make_llama(plain / "snapshots" / "abc" / "plain.gguf", seed=2)
-    (models / CATALOG["gemma3"].file_name).write_bytes(b"GGUF")  # broken off
+    (models / CATALOG["gemma3"].file_name).write_bytes(b"GGUF")  # incomplete
     begun = tmp_path / "hf" / "hub" / "models--me--begun" / "blobs"
     begun.mkdir(parents=True)
     (begun / "0123.incomplete").write_bytes(b"x" * 10)
@@ -88,7 +88,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_all_that_is_here_is_listed(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
+def test_list(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     found = {row["name"]: row for row in output(capsys, "list", "-o", "json")}
     assert {name: (row["source"], row["whole"]) for name, row in found.items()} == {
         "own": ("cache", True), "far-0123456789ab": ("cache", False), "smollm2": ("cache", False),
@@ -107,7 +107,7 @@ def test_all_that_is_here_is_listed(capsys: pytest.CaptureFixture[str], machine:
     assert cli.main(["list", "--models-dir", "/nowhere"]) == 1
 
 
-def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
+def test_show(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     for name in (
         "own",
         "OWN",
@@ -130,7 +130,7 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
         assert cli.main(["show", name]) == 1 and words in capsys.readouterr().err
 
 
-def test_all_files_of_a_model_are_deleted(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
+def test_rm_deletes_all_files(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     for name in ("me/good:Q4_0", "hf:me/begun", "me/plain", "far-0123456789ab", "smollm2", "gemma3"):
         assert cli.main(["rm", name, "-y"]) == 0 and "deleted" in capsys.readouterr().out
     hub = [path for path in (machine / "hf").rglob("*") if path.is_file() or path.is_symlink()]
@@ -139,7 +139,7 @@ def test_all_files_of_a_model_are_deleted(capsys: pytest.CaptureFixture[str], ma
     assert [model.name for model in stored_models()] == ["ollama:tiny:latest", "own"]
 
 
-def test_only_what_we_fetched_is_deleted(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
+def test_rm_keeps_models_of_others(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     assert cli.main(["rm", "ollama:tiny:latest", "-y", "--force"]) == 1
     assert "is not deleted" in capsys.readouterr().err and find_stored("ollama:tiny:latest").is_complete
     assert cli.main(["rm", str(machine / "elsewhere.gguf"), "-y"]) == 1
@@ -147,9 +147,7 @@ def test_only_what_we_fetched_is_deleted(capsys: pytest.CaptureFixture[str], mac
         remove(find_stored("ollama:tiny:latest"))
 
 
-def test_nobody_who_does_not_say_yes_loses_a_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_needs_confirmation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["rm", "own"]) == 1 and "-y" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for said, left in (("", True), ("n", True), ("yes", False)):
@@ -158,8 +156,8 @@ def test_nobody_who_does_not_say_yes_loses_a_model(
         assert any(model.name == "own" for model in stored_models()) == left
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell who maps what")
-def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/PID/maps")
+def test_rm_refuses_a_model_in_use(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     path = machine / "cache" / "models" / "own.gguf"
     code = "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)"
     code += "; print(1, flush=True); sys.stdin.read()"
@@ -173,7 +171,7 @@ def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureF
     holder.wait(GUARD)
 
 
-def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ps"]) == 1 and "nothing is running" in capsys.readouterr().out
     with serving(engine=FakeEngine(delay=0.05)) as wire, announce("server", [wire.url]) as announcement:
         announcement.update(model="fake", path="/models/fake.gguf")
@@ -187,10 +185,8 @@ def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert running_servers() == []
 
 
-def test_who_looks_at_servers_leaves_no_line_in_their_logs(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Neither where slots are not told, nor where a key is asked for that nobody gave."""
+def test_ps_leaves_no_lines_in_logs(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Also without /slots, and without the key of the server."""
     caplog.set_level("INFO", "llamado.server")
     for switches in ({"access": AccessRules(api_keys=(b"k",))}, {"slots": False}):
         with serving(**switches) as wire, announce("server", [wire.url]):
@@ -199,37 +195,37 @@ def test_who_looks_at_servers_leaves_no_line_in_their_logs(
     assert [record.message for record in caplog.records if "GET" in record.message] == []
 
 
-def test_a_server_that_does_not_answer_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_with_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with announce("server", ["http://127.0.0.1:9"]):
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
         assert (server["state"], server["tokens_per_second"]) == ("no answer", None)
 
 
-def test_killed_servers_are_forgotten(machine: Path) -> None:
+def test_killed_servers_are_not_listed(machine: Path) -> None:
     with announce("server", ["http://127.0.0.1:9"]):
         (file,) = folder().glob("*.json")
-        told = json.loads(file.read_bytes())
-    file.write_text(json.dumps({**told, "mark": "earlier"}))
+        state = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**state, "mark": "earlier"}))
     (folder() / "2.json").write_text("{")
     assert running_servers() == [] and not file.exists()
 
 
-def test_tokens_a_second() -> None:
+def test_token_rate() -> None:
     assert _rate({1: 10, 2: 5}, {1: 13, 3: 3}) == pytest.approx(20)
     assert _rate(None, {}) is None and _rate({}, {}) == 0
 
 
-def test_the_default_model_is_known_by_its_name(machine: Path) -> None:
+def test_catalog_name_finds_the_file(machine: Path) -> None:
     path = machine / "cache" / "models" / CATALOG["smollm2"].file_name
     path.write_bytes(b"GGUF")
     assert find_stored("smollm2").path == path
 
 
 @pytest.mark.slow
-def test_models_are_divided_and_quantized_by_their_names(
+def test_gguf_and_quantize_accept_names(
     capsys: pytest.CaptureFixture[str], machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written without a name of its own goes to where one is, not into the cache."""
+    """Output files without a path are written to the working directory, not to the cache."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert cli.main(["gguf", "split", "own", "parts", "--dry-run"]) == 0

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -351,14 +350,14 @@ def test_tail_shows_the_last_lines() -> None:
 
 
 def test_failed_output_closes_the_answer(backend: FakeBackend) -> None:
-    class Interrupted(io.StringIO):
+    class InterruptedOutput(io.StringIO):
         def write(self, text: str) -> int:
             if text == "answer ":
                 raise KeyboardInterrupt
             return super().write(text)
 
     answer = backend.answer([], {})
-    shown = PlainScreen(Interrupted()).show(answer)
+    shown = PlainScreen(InterruptedOutput()).show(answer)
     assert shown.text == "answer " and shown.stats is None and backend.ended == 1
 
 
@@ -474,10 +473,13 @@ def test_exit_code_of_an_interrupted_answer(command: FakeBackend, capsys: pytest
 
 
 @pytest.mark.slow
-def test_command_with_a_model(tmp_path: Path) -> None:
-    path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
-    command = [sys.executable, "-m", "llamado", "run", str(path), "-n", "5", "-s", "1"]
-    one = subprocess.run([*command, "-p", "-"], input="Hello", capture_output=True, text=True, timeout=300)
-    other = subprocess.run([*command, "-p", "Hello"], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
-    assert one.returncode == other.returncode == 0 and one.stdout.strip()
-    assert one.stdout == other.stdout.decode("utf-8", "replace")
+def test_command_with_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(make_llama(tmp_path / "tiny.gguf", n_vocab=320)), "-n", "5", "-s", "1", "-c", "256"]
+    answers = []
+    for prompt, typed in (("-", "Hello"), ("Hello", "")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        assert cli.main([*command, "-p", prompt]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] and answers[0].strip()

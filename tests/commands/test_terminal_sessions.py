@@ -40,8 +40,9 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
         one.close()
 
 
+@pytest.mark.full
 def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
-    """Several lines, commands, a chat that is kept, the history of the next session, and Ctrl-D."""
+    """Several lines, commands, a saved chat, the history of the next session, and Ctrl-D."""
     one = terminal(str(model), "-n", "6", "-s", "1", "-c", "512")
     one.until("^tiny.gguf: /help .* Ctrl-D quits")
     one.prompt()
@@ -89,8 +90,8 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_is_stopped_is_not_lost(terminal: Open, tmp_path: Path) -> None:
-    # Its context lasts for minutes, so that nobody who reads slowly finds the answer at its end.
+def test_stopped_answer_is_kept(terminal: Open, tmp_path: Path) -> None:
+    # With a context for minutes, the answer is not complete before Ctrl-C.
     model = make_llama(tmp_path / "slow.gguf", n_vocab=320, n_ctx=16384, n_layer=60)
     one = terminal(str(model), "--ignore-eos", "-s", "1", "-n", "16000")
     one.prompt()
@@ -201,5 +202,5 @@ def test_smollm2_in_a_terminal(terminal: Open, smollm2_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_session_of_the_page_is_what_happens(smollm2_path: Path) -> None:
+def test_session_of_the_page(smollm2_path: Path) -> None:
     assert lasting(recorded()) == lasting(shown()), "run: python tests/commands/record_terminal.py"

@@ -1,14 +1,11 @@
-"""`llamado top`: what is shown of a server's machines."""
+"""`llamado top`: screens for the machines of a server and the replicas of a gateway."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,11 +15,16 @@ from typing import Any
 import httpx
 import pytest
 from odd_json import FEW, HTML, TOO_DEEP, bent
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+from rich.text import Text
 from terminals import Terminal
+from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.top import gateway, screen, top
+from llamado.commands.top.view import View
 
 DEVICE = {
     "device": "RPC0[10.0.0.2:50052]", "endpoint": "10.0.0.2:50052", "state": "ready", "why": None, "layers": [0, 1],
@@ -48,20 +50,20 @@ def shown(body: dict[str, Any], now: float = 1125.0) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_what_comes_from_a_workers_own_disk() -> None:
+def test_weights_from_the_disk_of_a_worker() -> None:
     """All of its weights, some, none."""
     assert [screen._own_disk({"weights": 4_000_000, "own_disk": own}) for own in (4_000_000, 1_000_000, 0)] == [
         ", from its own disk", ", 1.0 MB from its own disk", ""
     ]  # fmt: skip
 
 
-def test_before_the_first_token_no_time_of_one_is_told() -> None:
+def test_no_token_time_before_the_first_token() -> None:
     seconds = {"total": 0.0, "compute": 0.5, "link": 0.02, "waiting": 0.8}
     title = shown({**BODY, "tokens_per_second": 0.0, "token_seconds": seconds})[0]
     assert "no token yet" in title and "compute" not in title and "0.00" not in title
 
 
-def test_counts_of_requests_are_told() -> None:
+def test_request_counts() -> None:
     console = Console(width=220, record=True, file=io.StringIO())
     console.print(screen.screen(BODY, 1.0, (), {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}))
     assert "requests: 1 running, 2 waiting, 30 ended, 4 errors, 5 cancelled" in console.export_text()
@@ -80,8 +82,8 @@ def test_what_is_on_the_screen() -> None:
     assert any("2:05 ago" in line and "joined" in line for line in rest)
 
 
-def test_a_narrow_terminal_shows_which_machine_it_is() -> None:
-    """What has no room is cut from the words about layers, not from addresses."""
+def test_narrow_terminal_keeps_addresses() -> None:
+    """The column `layers` is wrapped, and other columns are omitted."""
     long = {**DEVICE, "holds": "layers 0 to 10, 18.2 MB from its own disk"}
     for width, there in ((160, ["reads", "link", "memory"]), (110, ["memory"]), (80, [])):
         console = Console(width=width, record=True, file=io.StringIO())
@@ -90,17 +92,17 @@ def test_a_narrow_terminal_shows_which_machine_it_is() -> None:
         (heading,) = [line for line in lines if line.startswith("device")]
         (row,) = [line for line in lines if line.startswith("RPC0")]
         assert row.split()[:5] == ["RPC0[10.0.0.2:50052]", "ready", "layers", "0", "to"] and "…" not in row, width
-        assert "free▼" in heading and all(name in heading for name in there), width  # what is sorted by stays
+        assert "free▼" in heading and all(name in heading for name in there), width  # the sort column stays
         assert ("reads" in heading) == (width == 160)
 
 
-def test_who_passes_what_it_computes_to_whom() -> None:
-    assert not any("straight" in line for line in shown(BODY))
+def test_worker_ring() -> None:
+    assert not any("ring" in line for line in shown(BODY))
     ring = {**BODY, "devices": [HERE, {**DEVICE, "passes_to": ["RPC1[h:2]"]}]}
     assert "worker ring: RPC0[10.0.0.2:50052] → RPC1[h:2]" in shown(ring)
 
 
-def test_a_model_that_is_not_divided() -> None:
+def test_model_that_is_not_split() -> None:
     lines = shown({"model": "smol", "devices": [], "tokens_per_second": None, "token_seconds": None, "events": []})
     assert "not split" in lines[1]
 
@@ -141,7 +143,7 @@ def test_once_and_as_json(answering: Any, capsys: pytest.CaptureFixture[str]) ->
     (401, {"error": {"message": "Invalid API Key"}}, "401: Invalid API Key (--api-key KEY"),
     (200, b"<html>", "without JSON"), (200, [], "answers 200"),
 ])  # fmt: skip
-def test_what_is_no_cluster(
+def test_errors_of_cluster_responses(
     answering: Any, capsys: pytest.CaptureFixture[str], status: int, body: Any, said: str
 ) -> None:
     answering(status, body)
@@ -183,7 +185,7 @@ def test_replicas_of_a_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert cli.main(["top", "h:1", "--once"]) == 1 and "neither a server of one model" in capsys.readouterr().err
 
 
-def test_replicas_are_sorted_by_any_column() -> None:
+def test_sort_replicas() -> None:
     for sort, reverse, first in (("replica", True, "b"), ("requests", False, "b"), ("busy", False, "a")):
         console = Console(width=220, record=True, file=io.StringIO())
         console.print(gateway.gateway_screen([REPLICA, AWAY], {"a": 12.0}, sort=sort, reverse=reverse))
@@ -231,21 +233,21 @@ def devices(sort: str, reverse: bool = False) -> list[str]:
     return [line.split("[")[0].split()[0] for line in console.export_text().splitlines()[2:]]
 
 
-def test_devices_are_sorted_by_any_column() -> None:
+def test_sort_devices() -> None:
     assert devices("") == ["RPC0", "CPU", "RPC1"]
     assert devices("device") == ["CPU", "RPC0", "RPC1"] and devices("device", True) == ["RPC1", "RPC0", "CPU"]
-    assert devices("on link") == ["RPC1", "RPC0", "CPU"], "the largest first"
-    assert devices("reads")[-1] == "CPU", "what is not known is last"
+    assert devices("on link") == ["RPC1", "RPC0", "CPU"], "in descending order"
+    assert devices("reads")[-1] == "CPU", "unknown values are last"
     for column in screen.COLUMNS:
         assert sorted(devices(column.name)) == ["CPU", "RPC0", "RPC1"]
 
 
 # --- the full screen --------------------------------------------------------------------------------------------------
 class Server:
-    """Tells of machines, and counts who asks."""
+    """Stand-in that reports machines and counts requests of /cluster."""
 
     def __init__(self) -> None:
-        self.asked, self.speed, self.status, self.hangs = 0, 41.26, 200, False
+        self.asked, self.speed, self.status = 0, 41.26, 200
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -257,8 +259,6 @@ class Server:
                     body = {"cancelled": 5}
                 else:
                     outer.asked += 1
-                while outer.hangs:
-                    time.sleep(0.05)
                 data = json.dumps(body).encode()
                 self.send_response(outer.status)
                 self.send_header("Content-Length", str(len(data)))
@@ -269,7 +269,7 @@ class Server:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -287,7 +287,7 @@ def order_of(terminal: Terminal) -> list[str]:
 
 
 @pytest.mark.full
-def test_the_full_screen(server: Server) -> None:
+def test_full_screen(server: Server) -> None:
     terminal = Terminal(["top", server.url, "--interval", "0.1"], rows=30, columns=170)
     try:
         terminal.until("41.3 tokens/s")
@@ -302,9 +302,9 @@ def test_the_full_screen(server: Server) -> None:
         assert server.asked <= asked + 1 and "63.0" not in terminal.shown
         terminal.type(" ")
         terminal.until("63.0 tokens/s")
-        terminal.type("\x1b[D")  # left: the last column
+        terminal.type("\x1b[D")  # left: last column
         terminal.until("waiting▼")
-        terminal.type("\x1b[C\x1b[C")  # none, then the first
+        terminal.type("\x1b[C\x1b[C")  # no sorting, then the first column
         terminal.until("device▼")
         terminal.type("r")
         terminal.until("device▲")
@@ -320,39 +320,45 @@ def test_the_full_screen(server: Server) -> None:
         terminal.until("q quit")
         server.status = 503
         terminal.until("answers 503")
-        assert "63.0" in terminal.shown, "what was known stays"
+        assert "63.0" in terminal.shown, "the last snapshot stays"
         server.status = 200
         terminal.read(0.5)
         assert "answers 503" not in terminal.shown
         terminal.type("q")
         assert terminal.exit_code() == 0
-        assert b"\x1b[?1049l" in terminal.raw, "the screen of before is back"
+        assert b"\x1b[?1049l" in terminal.raw, "the earlier screen is restored"
     finally:
         terminal.close()
 
 
-@pytest.mark.slow
-def test_a_server_that_hangs_does_not_hold_the_terminal(server: Server) -> None:
-    terminal = Terminal(["top", server.url, "--interval", "0.1"])
-    try:
-        terminal.until("q quit")
-        server.hangs = True
-        asked = server.asked
-        while server.asked == asked:
-            terminal.read(0.05)
-        terminal.type("\x03")
-        assert terminal.exit_code() == 0
-    finally:
-        server.hangs = False
-        terminal.close()
+def test_hanging_server_does_not_block_the_terminal() -> None:
+    """The view ends when the user quits, while a request still waits."""
+    first = screen.Snapshot(0.0, ["device"], lambda sort, reverse: Text("machines"))
+    requested, released, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def fetch() -> screen.Snapshot:
+        requested.set()
+        released.wait(GUARD)
+        answered.set()
+        return first
+
+    with create_pipe_input() as pipe:
+
+        def quit() -> None:
+            requested.wait(GUARD)
+            pipe.send_text("q")
+
+        threading.Thread(target=quit, daemon=True).start()
+        View(first, fetch, 0.001, input=pipe, output=DummyOutput()).run()
+    assert requested.is_set() and not answered.is_set()
+    released.set()
 
 
-@pytest.mark.slow
-def test_a_pipe_gets_it_once(server: Server) -> None:
-    command = [sys.executable, "-m", "llamado", "top", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "41.3 tokens/s" in done.stdout and "\x1b" not in done.stdout and server.asked == 1
-    assert "requests: 5 cancelled" in done.stdout
+def test_pipe_gets_one_snapshot(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", server.url]) == 0
+    out = capsys.readouterr().out
+    assert "41.3 tokens/s" in out and "\x1b" not in out and server.asked == 1
+    assert "requests: 5 cancelled" in out
 
 
 SLOT = {
@@ -363,7 +369,7 @@ COUNTS = {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}
 
 
 @pytest.mark.slow
-def test_whatever_a_server_answers_is_shown() -> None:
+def test_any_response_can_be_shown() -> None:
     body = {**BODY, "devices": [{**DEVICE, "passes_to": ["CPU"]}]}
     bodies = [*((one, [SLOT], COUNTS) for one in bent(body, FEW)), *((BODY, one, COUNTS) for one in bent([SLOT], FEW)),
               *((BODY, [SLOT], one) for one in bent(COUNTS, FEW))]  # fmt: skip
@@ -373,15 +379,15 @@ def test_whatever_a_server_answers_is_shown() -> None:
         shown = screen.screen(cluster, 1e9, slots, counts, sort=column)
         for part in shown.renderables:
             if isinstance(part, screen._Devices):
-                part._table(screen.COLUMNS)  # makes all cells; to lay them out takes long
-            elif n % 4 == 0:  # to print takes long
+                part._table(screen.COLUMNS)  # makes all cells; rendering takes long
+            elif n % 4 == 0:  # printing takes long
                 console.print(part)
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/slots", "/live/requests"])
 @pytest.mark.parametrize("body", [HTML, TOO_DEEP, b"", b"\xff", b'"\\ud800"', b"[1]", b"1e999", b'{"error": "no"}'])
 @pytest.mark.parametrize("status", [200, 401, 500])
-def test_what_is_no_body_of_a_server_has_a_name(path: str, body: bytes, status: int) -> None:
+def test_invalid_responses_raise_top_error(path: str, body: bytes, status: int) -> None:
     answers = {"/cluster": json.dumps(BODY).encode(), "/slots": b"[]", "/live/requests": b"{}", path: body}
     transport = httpx.MockTransport(
         lambda request: httpx.Response(status if request.url.path == path else 200, content=answers[request.url.path])

@@ -1,4 +1,4 @@
-"""`llamado verify`: what it finds between servers that are equal, and that are not."""
+"""`llamado verify` with equal and different servers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from llamado.commands.verify import generated_prompts
 
 
 class Replica:
-    """Answers `/completion` with tokens made of prompt and seed; `change` may change what it says."""
+    """Server whose tokens depend on the seed. `change` may modify its response."""
 
     def __init__(self, change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None) -> None:
         self.change = change or (lambda asked, told: None)
         self.asked: list[dict[str, Any]] = []
         self.most = self._now = 0
-        """Requests at the same time."""
+        """Maximum concurrent requests."""
         self._lock = threading.Lock()
         replica = self
 
@@ -46,7 +46,7 @@ class Replica:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def tell(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,6 @@ Make = Callable[..., Replica]
 Output = pytest.CaptureFixture[str]
 
 
-@pytest.mark.slow
 def test_equal_servers(replica: Make, capsys: Output) -> None:
     a, b, c = replica(), replica(), replica()
     code, out = verify(capsys, a.url, b.url, c.url, "-n", "20", "--parallel", "3", "--n-predict", "5")
@@ -111,8 +110,7 @@ def test_equal_servers(replica: Make, capsys: Output) -> None:
         assert asked == sorted((p, seed_of(f"verify-{i}")) for i, p in enumerate(generated_prompts(20)))
 
 
-@pytest.mark.slow
-def test_the_first_differing_token(replica: Make, capsys: Output) -> None:
+def test_first_differing_token(replica: Make, capsys: Output) -> None:
     wrong = seed_of("verify-7")
 
     def change(asked: dict[str, Any], told: dict[str, Any]) -> None:
@@ -128,13 +126,12 @@ def test_the_first_differing_token(replica: Make, capsys: Output) -> None:
     assert difference["number"] == 7 and difference["seed"] == wrong and difference["token"] == 3
     ours, theirs = difference["sides"]
     assert theirs["token"] == ours["token"] + 1 and ours["repeats_itself"] and theirs["repeats_itself"]
-    assert [p["id"] for p in ours["top"]] == [3, 4, 5, 6, 7]  # after three tokens that were equal
+    assert [p["id"] for p in ours["top"]] == [3, 4, 5, 6, 7]  # after three equal tokens
     code, out = verify(capsys, a.url, b.url, "-n", "10", "--n-predict", "6")
     assert code == 1 and f"prompt 7 (seed {wrong}): token 3 differs" in out and "1 answer(s) differ" in out
 
 
-@pytest.mark.slow
-def test_bytes_count_beside_tokens_and_an_answer_that_ends_early(replica: Make, capsys: Output) -> None:
+def test_different_bytes_and_shorter_answers(replica: Make, capsys: Output) -> None:
     def content(asked: dict[str, Any], told: dict[str, Any]) -> None:
         told["content"] += " "
 
@@ -146,7 +143,7 @@ def test_bytes_count_beside_tokens_and_an_answer_that_ends_early(replica: Make, 
         assert code == 1 and json.loads(out)["differences"][0]["token"] == place
 
 
-def test_a_server_that_does_not_repeat_itself(replica: Make, capsys: Output) -> None:
+def test_server_with_varying_answers(replica: Make, capsys: Output) -> None:
     seen: set[str] = set()
 
     def change(asked: dict[str, Any], told: dict[str, Any]) -> None:
@@ -176,8 +173,7 @@ def test_receipts_are_compared(replica: Make, capsys: Output, changes: dict[str,
     assert found == code and said in out
 
 
-@pytest.mark.slow
-def test_a_server_without_receipts(replica: Make, capsys: Output) -> None:
+def test_server_without_receipts(replica: Make, capsys: Output) -> None:
     def change(asked: dict[str, Any], told: dict[str, Any]) -> None:
         del told["llamado_receipt"]
 
@@ -186,7 +182,7 @@ def test_a_server_without_receipts(replica: Make, capsys: Output) -> None:
     assert code == 0 and f"no receipts from {real.url}" in out and "b1-real, /m.gguf" in out
 
 
-def test_what_cannot_be_compared(replica: Make, capsys: Output) -> None:
+def test_errors(replica: Make, capsys: Output) -> None:
     assert cli.main(["verify", "http://h:1"]) == 2
     assert cli.main(["verify", "http://h:1", "http://h:2", "--parallel", "0"]) == 2
     assert cli.main(["verify", replica().url, "http://127.0.0.1:1", "-n", "1"]) == 1

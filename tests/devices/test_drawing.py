@@ -12,7 +12,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.top_rows import TopRows
 from llamado.devices.drawing import Cut, Drawing
 from llamado.engine.errors import ComputeFailed
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 
 CASES: list[dict[str, Any]] = [
@@ -48,9 +48,9 @@ def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) 
     find = TopRows(device.jit)
     rows = rows_of(n_vocab, random)
     sampling = Sampling(**case)
-    drawing = [Sampler(sampling, seed=seed, n_vocab=n_vocab, weights=False) for seed in range(len(rows))]
-    plain = [Sampler(sampling, seed=seed, n_vocab=n_vocab) for seed in range(len(rows))]
-    undrawn = [Sampler(sampling, seed=seed, n_vocab=n_vocab, weights=False) for seed in range(len(rows))]
+    drawing = [Sampler(sampling, SamplerSetup(n_vocab), seed=seed, weights=False) for seed in range(len(rows))]
+    plain = [Sampler(sampling, SamplerSetup(n_vocab), seed=seed) for seed in range(len(rows))]
+    undrawn = [Sampler(sampling, SamplerSetup(n_vocab), seed=seed, weights=False) for seed in range(len(rows))]
     for sampler in (*drawing, *plain, *undrawn):
         sampler.start([1, 2, 3])
     for position in range(60):
@@ -100,9 +100,9 @@ def test_unsupported_samplers_are_not_offloaded() -> None:
         {"temperature": 1e-31}, {"samplers": ("top_k", "top_k", "temperature")}, {"top_n_sigma": 1.0},
     ]  # fmt: skip
     for case in others:
-        wanted = Sampler(Sampling(**case), seed=1, n_vocab=200, weights=False).prepare(row, 0)
+        wanted = Sampler(Sampling(**case), SamplerSetup(200), seed=1, weights=False).prepare(row, 0)
         assert wanted is None or wanted.drawing is None, case
-    wanted = Sampler(Sampling(), seed=1, n_vocab=200).prepare(row, 0)
+    wanted = Sampler(Sampling(), SamplerSetup(200), seed=1).prepare(row, 0)
     assert wanted is not None and wanted.drawing is None, "who is asked for weights has to know them"
 
 
@@ -110,4 +110,4 @@ def test_rows_with_nan(device: CpuDevice) -> None:
     row = np.zeros(200, np.float32)
     row[7] = np.nan
     with pytest.raises(ComputeFailed):
-        Sampler(Sampling(), seed=1, n_vocab=200, top_rows=TopRows(device.jit), weights=False).sample(row, 0)
+        Sampler(Sampling(), SamplerSetup(200, top_rows=TopRows(device.jit)), seed=1, weights=False).sample(row, 0)

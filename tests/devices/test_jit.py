@@ -515,7 +515,7 @@ def test_compiler_memory_is_released_and_reloaded(tmp_path: Path) -> None:
     jit = Jit(folder=tmp_path)
     double(jit)
     before = resident()
-    jit.rest()
+    jit.release_compiler_pages()
     assert resident() < before / 4
     again = Jit(folder=tmp_path / "again")
     double(again)

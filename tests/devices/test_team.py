@@ -105,9 +105,9 @@ def test_reads_wait_for_launched_graphs() -> None:
         lambda: device.write(x, device.read(x, 0, x.nbytes).result()),
         lambda: device.copy(x, x),
         lambda: device.submit(one.graph),
-        lambda: device.forget([]),
+        lambda: device.drop_graphs([]),
         lambda: device.prepare(one.graph),
-        device.rest,
+        device.trim_memory,
         device.finish,
         device.close,
     ):

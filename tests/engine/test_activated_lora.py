@@ -15,7 +15,7 @@ from llamado.engine.forward.contract import ActivatedScales
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request, Result
+from llamado.engine.request import GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.slots import Slot
 
@@ -47,7 +47,10 @@ def llama(files: tuple[Path, Path, Path]) -> Iterator[LoadedModel]:
 
 def request(prompt: list[int], lora: dict[int, float], **options: object) -> Request:
     return Request(
-        prompt=prompt, n_predict=6, n_probs=3, lora=lora, sampling=Sampling(seed=1, temperature=0.0), **options
+        prompt=prompt,
+        params=GenerationParams(
+            n_predict=6, n_probs=3, lora=lora, sampling=Sampling(seed=1, temperature=0.0), **options
+        ),
     )  # type: ignore[arg-type]
 
 

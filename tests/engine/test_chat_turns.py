@@ -18,7 +18,7 @@ from llamado.engine.cache.prompt_cache import CellReader, ReadRate
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -77,7 +77,7 @@ def plain(path: Path, jit: Jit) -> Iterator[Server]:
 
 def req(prompt: list[int], **options: Any) -> Request:
     sampling = Sampling(temperature=0.8, seed=5)
-    return Request(prompt=prompt, n_predict=6, sampling=sampling, n_probs=2, **options)
+    return Request(prompt=prompt, params=GenerationParams(n_predict=6, sampling=sampling, n_probs=2, **options))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -66,7 +66,10 @@ def text(seed: int, n: int) -> list[int]:
 
 
 def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
+    return Request(
+        prompt=prompt,
+        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
+    )
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ConstraintFailed
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Failure, Request
+from llamado.engine.request import Failure, GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 
 from .fake import FakeForward, FakeTokenizer, ask, send
@@ -89,7 +89,11 @@ def engine(log: list[str]) -> Iterator[Engine]:
 
 def req(constraint: Any, seed: int = 7, n_predict: int = 6) -> Request:
     sampling = Sampling(seed=seed, ignore_eos=True)
-    return Request(prompt=list(range(1, 21)), n_predict=n_predict, sampling=sampling, constraint=constraint)
+    return Request(
+        prompt=list(range(1, 21)),
+        constraint=constraint,
+        params=GenerationParams(n_predict=n_predict, sampling=sampling),
+    )
 
 
 def test_masks_are_made_while_devices_compute(engine: Engine, log: list[str]) -> None:

@@ -24,8 +24,8 @@ from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.request import GenerationParams, Request
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.gguf.reader import GGUFFile
@@ -43,18 +43,18 @@ def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
 def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) -> list[int]:
     """The answer, every token from nothing; a full window loses `n_discard` tokens behind the first `n_keep`."""
     prompt, window, answer = request.prompt, [*request.prompt], list[int]()
-    assert request.sampling.seed is not None
-    sampler = Sampler(request.sampling, seed=request.sampling.seed, n_vocab=forward.n_vocab, eog=[0])
+    assert request.params.sampling.seed is not None
+    sampler = Sampler(request.params.sampling, SamplerSetup(forward.n_vocab, [0]), seed=request.params.sampling.seed)
     sampler.start(prompt)
-    while len(answer) < request.n_predict:
+    while len(answer) < request.params.n_predict:
         token = sampler.sample(last_row(forward, window), len(prompt) + len(answer))
         sampler.accept(token)
         answer.append(token)
         if len(window) + 1 >= n_ctx:
-            keep = (len(prompt) if request.n_keep < 0 else request.n_keep) + bos
+            keep = (len(prompt) if request.params.n_keep < 0 else request.params.n_keep) + bos
             keep = max(0, min(keep, n_ctx - 4))
             left = len(window) - keep
-            drop = min(request.n_discard or left // 2, left - 1)
+            drop = min(request.params.n_discard or left // 2, left - 1)
             window = window[:keep] + window[keep + drop :]
         window.append(token)
     return answer
@@ -63,9 +63,11 @@ def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) 
 def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
     return Request(
         prompt=prompt,
-        n_predict=n_predict,
-        sampling=Sampling(seed=kw.pop("seed", 7), ignore_eos=True, repeat_penalty=1.1, temperature=1.0),
-        **kw,
+        params=GenerationParams(
+            n_predict=n_predict,
+            sampling=Sampling(seed=kw.pop("seed", 7), ignore_eos=True, repeat_penalty=1.1, temperature=1.0),
+            **kw,
+        ),
     )
 
 

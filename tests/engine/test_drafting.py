@@ -29,8 +29,8 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
-from llamado.engine.request import Counters, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.request import Counters, GenerationParams, Request
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 
 from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
@@ -371,9 +371,11 @@ def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tup
     requests = [
         Request(
             prompt=[random_.randrange(1, 3) for _ in range(random_.randrange(3, 30))],
-            n_predict=random_.randrange(10, 60),
-            n_probs=2,
-            sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+            params=GenerationParams(
+                n_predict=random_.randrange(10, 60),
+                n_probs=2,
+                sampling=Sampling(seed=i, ignore_eos=True, temperature=temperature),
+            ),
         )
         for i in range(6)
     ]
@@ -431,7 +433,7 @@ class Known(DraftKind, Drafter):
 def test_several_windows_are_on_their_way(every: int) -> None:
     """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
     prompt = [1, 2, 3, 4, 5]
-    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
 
     def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
@@ -453,7 +455,7 @@ def test_several_windows_are_on_their_way(every: int) -> None:
 def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
     """Also where no more batches would be on their way; nobody waits for what is behind a wrong token."""
     prompt = [1, 2, 3, 4, 5]
-    request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
     forward = LateForward(1024, max_batch=64)
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256))
     tokens = ask(engine, request).tokens
@@ -477,7 +479,9 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
     """A layer that keeps a window of tokens moves it along: not while what is behind it is on trust."""
     from llamado.models.memory import KeysValues
 
-    request = Request(prompt=[1, 2, 3], n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
+    )
 
     def told(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
@@ -499,9 +503,13 @@ def test_a_draft_ends_where_the_answer_ends() -> None:
     engine = Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
     try:
         for n in range(1, 30):
-            result = ask(engine, Request(prompt=[1, 1, 1], n_predict=n, sampling=Sampling(seed=n)))
+            result = ask(
+                engine, Request(prompt=[1, 1, 1], params=GenerationParams(n_predict=n, sampling=Sampling(seed=n)))
+            )
             assert len(result.tokens) <= n and 0 not in result.tokens[:-1]
-        full = ask(engine, Request(prompt=[1] * 20, sampling=Sampling(seed=1, ignore_eos=True)))
+        full = ask(
+            engine, Request(prompt=[1] * 20, params=GenerationParams(sampling=Sampling(seed=1, ignore_eos=True)))
+        )
         assert full.truncated and len(full.tokens) == 64 - 20
     finally:
         engine.close()
@@ -513,7 +521,12 @@ def test_lengths_that_were_asked_for_are_kept_to() -> None:
         forward = FakeForward(512, n_vocab=2, max_batch=64)
         engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(Suffix(), **options))
         try:
-            ask(engine, Request(prompt=[1, 1, 1], n_predict=100, sampling=Sampling(seed=3, ignore_eos=True)))
+            ask(
+                engine,
+                Request(
+                    prompt=[1, 1, 1], params=GenerationParams(n_predict=100, sampling=Sampling(seed=3, ignore_eos=True))
+                ),
+            )
         finally:
             engine.close()
         sizes[name] = max(forward.sizes[1:])
@@ -536,8 +549,9 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
             asked = [
                 Request(
                     prompt=[1 + (7 * i + k) % 90 for k in range(20 + 100 * (i % 2))],
-                    n_predict=40,
-                    sampling=Sampling(seed=i, temperature=round_ / 2, ignore_eos=True),
+                    params=GenerationParams(
+                        n_predict=40, sampling=Sampling(seed=i, temperature=round_ / 2, ignore_eos=True)
+                    ),
                 )
                 for i in range(6)
             ]
@@ -546,7 +560,7 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
                 assert result.timings.draft_n_accepted == result.timings.draft_n
         assert sum(result.timings.draft_n or 0 for result in results) > 100
         first = len(draft.sizes)
-        again = Request(prompt=[*asked[5].prompt, *results[5].tokens, 5], n_predict=4)
+        again = Request(prompt=[*asked[5].prompt, *results[5].tokens, 5], params=GenerationParams(n_predict=4))
         assert (
             ask(engine, again).n_predicted and 0 < sum(draft.sizes[first:]) < 20
         )  # what it has read is not read again
@@ -556,7 +570,9 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
 
 def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they follow each other; it is asked again though it does not seem worth it."""
-    request = Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     sizes = {}
     for length in (3, 5):
         forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
@@ -581,7 +597,7 @@ def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
     """Half of the tokens are right: what a token took to be made is no reason not to evaluate it."""
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
-    guess = Sampler(Sampling(temperature=0.0), seed=1, n_vocab=97)
+    guess = Sampler(Sampling(temperature=0.0), SamplerSetup(97), seed=1)
     ask = DraftQuery(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
     (proposal,) = kind.propose([ask], [lambda mark: 0.5])
     assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)
@@ -593,7 +609,12 @@ def test_a_model_is_asked_again() -> None:
     drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
     try:
-        ask(engine, Request(prompt=[1, 2, 3], n_predict=100, sampling=Sampling(seed=1, ignore_eos=True)))
+        ask(
+            engine,
+            Request(
+                prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
+            ),
+        )
     finally:
         engine.close()
     assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
@@ -603,7 +624,9 @@ def test_a_lost_draft_device_ends_no_answer() -> None:
     draft = FakeForward(1024, max_batch=32)
     kind = ModelKind(draft, 97, ends=frozenset())
     engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=1), drafts=free(kind))
-    request = Request(prompt=[1, 2, 3], n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=60, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     try:
         tokens = ask(engine, request).tokens
 

@@ -20,7 +20,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
-from llamado.engine.request import Request, Result
+from llamado.engine.request import GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.models import InvalidModel, UnsupportedModel
 from llamado.models.heads.next_token import HEADS
@@ -127,9 +127,11 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
         requests = [
             Request(
                 prompt=[*common[: 40 * (i % 2)], *(random_.randrange(1, 500) for _ in range(3 + 11 * i))],
-                n_predict=12 + 3 * i,
-                n_probs=1,
-                sampling=Sampling(seed=i, ignore_eos=True, temperature=0.8 * (i % 2)),
+                params=GenerationParams(
+                    n_predict=12 + 3 * i,
+                    n_probs=1,
+                    sampling=Sampling(seed=i, ignore_eos=True, temperature=0.8 * (i % 2)),
+                ),
             )
             for i in range(5)
         ]
@@ -141,9 +143,7 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
         found += [client.result for client in clients]
         again = Request(
             prompt=[*requests[4].prompt, *found[-1].tokens, 7, 9],
-            n_predict=9,
-            n_probs=1,
-            sampling=Sampling(seed=round_, ignore_eos=True),
+            params=GenerationParams(n_predict=9, n_probs=1, sampling=Sampling(seed=round_, ignore_eos=True)),
         )
         found.append(send(engine, again).result)
     return told(found)
@@ -179,7 +179,9 @@ def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
 def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
     """A restored slot has cells of which nobody has hidden states: the head begins behind them."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
-    request = Request(prompt=[*range(5, 120)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[*range(5, 120)], params=GenerationParams(n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     with load(path, None) as model:
         plain = send(engine_of(model), request).result
     with load(path, "draft-mtp") as model:
@@ -194,7 +196,9 @@ def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
         assert found.tokens == plain.tokens
         assert found.timings.cache_n > 100 and found.timings.draft_n and sum(rows) < 40
         rows.clear()
-        other = Request(prompt=[9, *range(5, 120)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+        other = Request(
+            prompt=[9, *range(5, 120)], params=GenerationParams(n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+        )
         timings = send(engine, other).result.timings
         assert timings.draft_n_accepted == timings.draft_n and (timings.draft_n or 0) > 3 and sum(rows) > 115
 
@@ -203,13 +207,18 @@ def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
 def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) -> None:
     """What the head has read began late, since of the first tokens there were no states; now there are."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
-    request = Request(prompt=[*range(5, 230)], n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    request = Request(
+        prompt=[*range(5, 230)], params=GenerationParams(n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
+    )
     with load(path, None, n_ctx=256) as model:
         send(engine_of(model), request).result  # noqa: B018
         engine_of(model).save_slot(0, tmp_path / "slot").result()
     with load(path, "draft-mtp", n_ctx=256, context_shift=True) as model:
         engine_of(model).restore_slot(0, tmp_path / "slot").result()
-        again = Request(prompt=request.prompt, n_predict=120, sampling=Sampling(seed=1, ignore_eos=True, temperature=0))
+        again = Request(
+            prompt=request.prompt,
+            params=GenerationParams(n_predict=120, sampling=Sampling(seed=1, ignore_eos=True, temperature=0)),
+        )
         timings = send(engine_of(model), again).result.timings
         assert timings.cache_n > 200 and (timings.draft_n_accepted or 0) > 60
 

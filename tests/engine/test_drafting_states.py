@@ -21,7 +21,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Counters, Request, Result
+from llamado.engine.request import Counters, GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -49,7 +49,7 @@ def new(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, **options: 
 
 def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
     sampling = Sampling(seed=seed, ignore_eos=True, temperature=temperature)
-    return Request(prompt=[*PROMPT, seed], n_predict=n, n_probs=2, sampling=sampling)
+    return Request(prompt=[*PROMPT, seed], params=GenerationParams(n_predict=n, n_probs=2, sampling=sampling))
 
 
 def told(forward: FakeForward, drafts: DraftManager | None, requests: list[Request]) -> tuple[list[Result], Counters]:
@@ -119,7 +119,7 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
             engine.restore_slot(0, tmp_path / "slot").result(60)
             at = min(saved.n_tokens + 2, len(text) - 1)
             sampling = Sampling(seed=1, ignore_eos=True, temperature=1.0)
-            again = ask(engine, Request(prompt=text[:at], n_predict=20, sampling=sampling))
+            again = ask(engine, Request(prompt=text[:at], params=GenerationParams(n_predict=20, sampling=sampling)))
             assert again.tokens == text[at : at + 20] and again.n_cached == saved.n_tokens
             engine.erase_slot(0).result(60)
     finally:
@@ -140,7 +140,7 @@ def test_a_draft_model_with_states_reads_little_again(layers: tuple[LayerMemory,
     draft = new(layers, 1, 0, n_vocab=97)
     draft.model = b"d" * 32
     draft._vocab = draft._vocab[::-1].copy()
-    asked = [Request(prompt=prompt, n_predict=20, sampling=Sampling(seed=2, ignore_eos=True))]
+    asked = [Request(prompt=prompt, params=GenerationParams(n_predict=20, sampling=Sampling(seed=2, ignore_eos=True)))]
     right, _ = told(new((ALL,), 1, 0), None, asked)
     found, counters = told(new((ALL,), 1, 0), free(ModelKind(draft, 97, ends=frozenset()), most=4), asked)
     assert found[0].tokens == right[0].tokens
@@ -192,7 +192,10 @@ def test_real_models(start: Any, name: str) -> None:
         try:
             samplings = {1: Sampling(seed=1, temperature=0.0), 9: Sampling(seed=2, temperature=0.8)}
             found = [
-                ask(engine, Request(prompt=PROMPT * n, n_predict=40, n_probs=2, sampling=sampling))
+                ask(
+                    engine,
+                    Request(prompt=PROMPT * n, params=GenerationParams(n_predict=40, n_probs=2, sampling=sampling)),
+                )
                 for n, sampling in samplings.items()
             ]
             accepted = sum(kind.n_accepted for kind in settled(engine).counters.drafts)

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Done, Failure, Request, Result, Token
+from llamado.engine.request import Done, Failure, GenerationParams, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.stop_text import AnswerText
 
@@ -53,7 +54,7 @@ def make() -> Iterator[Make]:
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
     sampling = kw.pop("sampling", None) or Sampling(**{"seed": 7, "ignore_eos": True, **kw.pop("s", {})})
-    return Request(prompt=prompt, n_predict=n_predict, sampling=sampling, **kw)
+    return Request(prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=sampling, **kw))
 
 
 def alone(request: Request, **kw: Any) -> Result:
@@ -222,7 +223,7 @@ def scripted(make: Make, pieces: list[bytes], **kw: Any) -> Client:
         return rows
 
     forward.run = scripted_run  # type: ignore[method-assign]
-    client = send(engine, Request(prompt=[1], sampling=Sampling(temperature=0), **kw))
+    client = send(engine, Request(prompt=[1], params=GenerationParams(sampling=Sampling(temperature=0), **kw)))
     client.wait()
     return client
 
@@ -427,9 +428,8 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
     )
     try:
         for i, (request, client) in enumerate(zip(requests, clients, strict=True)):
-            request.cache_prompt = False
-            request.id_slot = -1
-            expected = ask(judge, request)
+            params = replace(request.params, cache_prompt=False, id_slot=-1)
+            expected = ask(judge, replace(request, params=params))
             got = [t for e in client.tokens for t in e.tokens]
             if i in cancelled and not client.over.is_set():
                 assert got == expected.tokens[: len(got)]
@@ -458,8 +458,7 @@ def test_any_shape(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> No
     judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=400))
     try:
         requests = [random_request(rng) for _ in range(12)]
-        for request in requests:
-            request.id_slot = -1
+        requests = [replace(request, params=replace(request.params, id_slot=-1)) for request in requests]
         clients = [send(engine, request) for request in requests]
         for request, client in zip(requests, clients, strict=True):
             assert client.result.tokens == ask(judge, request).tokens

@@ -26,7 +26,7 @@ from llamado.engine.errors import ComputeFailed, EngineClosed
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Event, Failure, Request, Token
+from llamado.engine.request import Event, Failure, GenerationParams, Request, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
@@ -121,9 +121,15 @@ def make(path: Path, jit: Jit) -> Iterator[Make]:
         forward.file.close()
 
 
-def req(first: int, n_predict: int = 24, *, temperature: float = 1.0, **options: Any) -> Request:
+def req(
+    first: int, n_predict: int = 24, *, temperature: float = 1.0, constraint: Any = None, **options: Any
+) -> Request:
     sampling = Sampling(seed=7, ignore_eos=True, temperature=temperature)
-    return Request(prompt=list(range(first, first + 20)), n_predict=n_predict, sampling=sampling, **options)
+    return Request(
+        prompt=list(range(first, first + 20)),
+        params=GenerationParams(n_predict=n_predict, sampling=sampling, **options),
+        constraint=constraint,
+    )
 
 
 def told(client: Client) -> list[Any]:
@@ -204,11 +210,11 @@ def test_who_deals_with_tokens_has_the_engine_s_core(
     seen: list[tuple[int, bool]] = []
     clients = [Client(), Client()]
 
-    def taken() -> None:
+    def flush() -> None:
         seen.append((sum(len(client.tokens) for client in clients), device.launched))
 
     for client in clients:
-        client.id = engine.submit(req(40, 6), client, taken=taken)
+        client.id = engine.submit(req(40, 6), client, flush=flush)
     for client in clients:
         client.wait()
     if spare_core:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
@@ -60,7 +61,9 @@ def make() -> Iterator[Make]:
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    return Request(
+        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    )
 
 
 # --- on the forward pass that shows every mistake ---------------------------------------------------------------------
@@ -79,9 +82,7 @@ def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
     alone, _ = make(n_slots=1, cache_ram=0)
     expected = []
     for request in asked:
-        request.cache_prompt = False
-        expected.append(ask(alone, request).tokens)
-        request.cache_prompt = True
+        expected.append(ask(alone, replace(request, params=replace(request.params, cache_prompt=False))).tokens)
     engine, _ = make(1024, cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     clients = [send(engine, request) for request in asked]
     assert [client.result.tokens for client in clients] == expected

@@ -20,7 +20,7 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.memory.parts import BLOCK
@@ -72,7 +72,9 @@ def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -
 
 
 def req(prompt: list[int], n: int = 8, **options: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), **options)
+    return Request(
+        prompt=prompt, params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), **options)
+    )
 
 
 def tokens(seed: int, n: int) -> list[int]:

@@ -47,7 +47,9 @@ def fill(sequences: SequenceCache, slot: Slot, n: int, used: int) -> None:
 
 def task(number: int) -> Task:
     request = Request(prompt=PROMPT.tolist())
-    return Task(number, request, lambda event: None, None, sampler=cast(Any, None), seed=cast(Any, None), outbox=[])
+    found = Task(request, lambda event: None, sampler=cast(Any, None), seed=cast(Any, None))
+    found.id = number
+    return found
 
 
 def leader(sequences: SequenceCache, slots: list[Slot], age: int, stored: int = 0) -> Slot | None:

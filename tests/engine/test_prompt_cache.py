@@ -22,7 +22,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
@@ -57,7 +57,9 @@ def make() -> Iterator[Make]:
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    return Request(
+        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    )
 
 
 def prompt(seed: int, n: int = 150, head: int = 0) -> list[int]:

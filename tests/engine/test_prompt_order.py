@@ -11,7 +11,7 @@ import pytest
 
 from llamado.engine.engine import Engine
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Event, Request, Token
+from llamado.engine.request import Event, GenerationParams, Request, Token
 from llamado.engine.sampling.params import Sampling
 
 from .fake import Client, FakeForward, FakeTokenizer, send
@@ -38,7 +38,9 @@ class Waits:
                 self.tokens.setdefault(number, sum(self.forward.sizes))
 
         sampling = Sampling(seed=7, ignore_eos=True)
-        return send(self.engine, Request(prompt=prompt, n_predict=n_predict, sampling=sampling), began)
+        return send(
+            self.engine, Request(prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=sampling)), began
+        )
 
     def ask(self, lengths: Sequence[int]) -> None:
         for n in lengths:

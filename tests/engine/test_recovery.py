@@ -28,7 +28,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Away, Failure, Request
+from llamado.engine.request import Away, Failure, GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage, queue, slots
 from llamado.ggml.tensor import Tensor
@@ -218,7 +218,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
     sampling = Sampling(**{"seed": 7, "ignore_eos": True, **kw.pop("s", {})})
-    return Request(prompt=prompt, n_predict=n_predict, sampling=sampling, **kw)
+    return Request(prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=sampling, **kw))
 
 
 def alone(request: Request, n_vocab: int = 97) -> list[int]:

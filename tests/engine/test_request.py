@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamado.engine.request import Defaults, InvalidRequest, Request, Timings, TokenProb, TopTokens
+from llamado.engine.request import Defaults, GenerationParams, InvalidRequest, Request, Timings, TokenProb, TopTokens
 from llamado.engine.sampling.params import Sampling
 
 
@@ -15,11 +15,12 @@ def test_given_fields_win_over_the_defaults() -> None:
     defaults = Defaults(sampling=Sampling(temperature=0.1, top_k=7), n_predict=33, n_keep=4, stop=("x",))
     request = defaults.request([1, 2], top_k=9, n_predict=-1, stop=["y"], seed=None)
     assert request == Request(
-        prompt=[1, 2], sampling=Sampling(temperature=0.1, top_k=9), n_predict=33, n_keep=4, stop=["y"]
+        prompt=[1, 2],
+        params=GenerationParams(sampling=Sampling(temperature=0.1, top_k=9), n_predict=33, n_keep=4, stop=["y"]),
     )
-    assert defaults.request([1]).stop == ["x"] and defaults.request([1], n_predict=2).n_predict == 2
-    assert defaults.request([1], samplers="tk").sampling.samplers == ("temperature", "top_k")
-    assert defaults.request([1], samplers=["temp", "top-k"]).sampling.samplers == ("temperature", "top_k")
+    assert defaults.params().stop == ["x"] and defaults.params(n_predict=2).n_predict == 2
+    assert defaults.params(samplers="tk").sampling.samplers == ("temperature", "top_k")
+    assert defaults.params(samplers=["temp", "top-k"]).sampling.samplers == ("temperature", "top_k")
 
 
 @pytest.mark.parametrize(

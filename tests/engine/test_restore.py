@@ -28,7 +28,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.ggml.graph import Graph
@@ -96,9 +96,9 @@ class MortalDevice:
             self.placed += [tensor.name for tensor in tensors]
             return found
 
-    own_weights = 0
+    local_weight_bytes = 0
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         pass
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Callable[[int], None] | None = None) -> list[Any]:
@@ -586,7 +586,12 @@ def test_answers_of_an_engine_whose_devices_die(
     for i in range(8):
         shared = text(rng.choice([0, 30, 90]), rng.randrange(2))
         sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
-        requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
+        requests.append(
+            Request(
+                prompt=shared + text(rng.randrange(1, 40), 5 + i),
+                params=GenerationParams(n_predict=60, sampling=sampling),
+            )
+        )
     with GGUFFile.open(model) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         judge = Engine(alone, tokenizer)
@@ -700,7 +705,9 @@ def test_answers_go_on_while_layers_come_and_go(
     monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.01)
     caplog.set_level("INFO", "llamado")
     tokenizer = WordTokenizer()
-    request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
+    request = Request(
+        prompt=text(30), params=GenerationParams(n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
+    )
     with GGUFFile.open(model) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024))
         judge = Engine(alone, tokenizer)

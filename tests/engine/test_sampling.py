@@ -12,7 +12,7 @@ import pytest
 from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import InvalidRequest
 from llamado.engine.sampling.candidates import log_softmax_top, top_k
-from llamado.engine.sampling.chain import Sampler, uniform
+from llamado.engine.sampling.chain import Sampler, SamplerSetup, uniform
 from llamado.engine.sampling.params import Sampling, sampler_names
 
 from .plain_sampling import Plain, Words
@@ -109,7 +109,7 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
     eog = {int(likely[0]), 2}
     words = Words(["ab"[i % 2] * (i % 5) + "xyz\n"[i % 4] for i in range(n_vocab)], eos=2)
     plain = Plain(sampling, seed=1, eog=eog, words=words, prompt=prompt)
-    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab, eog=eog, vocabulary=words)
+    sampler = Sampler(sampling, SamplerSetup(n_vocab, eog, words), seed=1)
     sampler.start(prompt)
     before = row.copy()
     for position in range(30, 33 if n_vocab < 1000 else 31):
@@ -140,18 +140,18 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
 def test_draws_follow_the_probabilities() -> None:
     row = np.log(np.array([0.5, 0.25, 0.15, 0.1, 1e-9], np.float32))
     for case in (OFF, OFF | {"top_k": 4}):
-        sampler = Sampler(Sampling(**case), seed=5, n_vocab=5)
+        sampler = Sampler(Sampling(**case), SamplerSetup(5), seed=5)
         counts = np.bincount([sampler.sample(row, i) for i in range(8000)], minlength=5)
         assert np.allclose(counts / 8000, [0.5, 0.25, 0.15, 0.1, 0], atol=0.02)
 
 
 def test_random_numbers_depend_on_seed_and_position_only() -> None:
     row = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
-    first = Sampler(Sampling(), seed=9, n_vocab=1000)
+    first = Sampler(Sampling(), SamplerSetup(1000), seed=9)
     tokens = [first.sample(row, i) for i in range(50)]
-    second = Sampler(Sampling(), seed=9, n_vocab=1000)
+    second = Sampler(Sampling(), SamplerSetup(1000), seed=9)
     assert [second.sample(row, i) for i in reversed(range(50))] == tokens[::-1]
-    other = Sampler(Sampling(), seed=10, n_vocab=1000)
+    other = Sampler(Sampling(), SamplerSetup(1000), seed=10)
     assert [other.sample(row, i) for i in range(50)] != tokens
     values = np.array([uniform(seed, i) for seed in range(50) for i in range(50)])
     assert values.min() >= 0 and values.max() < 1 and abs(values.mean() - 0.5) < 0.02
@@ -186,7 +186,7 @@ def test_log_softmax_top() -> None:
 
 
 def test_everything_banned_still_gives_a_token() -> None:
-    sampler = Sampler(Sampling(logit_bias=dict.fromkeys(range(9), -math.inf)), seed=1, n_vocab=9)
+    sampler = Sampler(Sampling(logit_bias=dict.fromkeys(range(9), -math.inf)), SamplerSetup(9), seed=1)
     assert 0 <= sampler.sample(np.zeros(9, np.float32), 0) < 9
 
 
@@ -195,7 +195,7 @@ def test_nan_is_an_error_and_not_a_token() -> None:
     row[4] = math.nan
     for case in ({}, {"temperature": 0.0}, OFF):
         with pytest.raises(ComputeFailed):
-            Sampler(Sampling(**case), seed=1, n_vocab=9).sample(row, 0)
+            Sampler(Sampling(**case), SamplerSetup(9), seed=1).sample(row, 0)
 
 
 def test_sampler_names() -> None:

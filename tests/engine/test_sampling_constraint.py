@@ -11,7 +11,7 @@ import pytest
 
 from llamado.engine.errors import ConstraintFailed
 from llamado.engine.sampling import chain as sampling_module
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 
 from .plain_sampling import Plain, Words
@@ -90,7 +90,7 @@ def test_masked_chain_equals_reference(case: dict[str, Any], n_vocab: int) -> No
     words = Words(["abc\n"[i % 4] for i in range(n_vocab)])
     steps = allowed_sets(rng, row)
     matcher = FakeMatcher(steps, n_vocab)
-    sampler = Sampler(sampling, seed=3, n_vocab=n_vocab, eog=eog, vocabulary=words, matcher=matcher)
+    sampler = Sampler(sampling, SamplerSetup(n_vocab, eog, words), seed=3, matcher=matcher)
     sampler.start(prompt)
     plain = Plain(sampling, seed=3, eog=eog, words=words, prompt=prompt)
     for position, allowed in enumerate(steps):
@@ -119,7 +119,7 @@ def test_however_a_mask_is_applied(case: dict[str, Any], monkeypatch: pytest.Mon
     answers = []
     for few_words, only_top in ((10**6, True), (0, True), (0, False)):
         monkeypatch.setattr(sampling_module, "_FEW_WORDS", few_words)
-        sampler = Sampler(Sampling(**case), seed=3, n_vocab=n_vocab, eog=[2], matcher=FakeMatcher(steps, n_vocab))
+        sampler = Sampler(Sampling(**case), SamplerSetup(n_vocab, [2]), seed=3, matcher=FakeMatcher(steps, n_vocab))
         if not only_top:
             sampler._k_next = 0
         sampler.start([1, 2, 3, 1, 2])
@@ -148,7 +148,7 @@ def test_masks_of_another_length(temperature: float, n_bits: int) -> None:
     for top_k in (0, 40):
         matcher = FakeMatcher([allowed] * 20, n_bits)
         case = {"temperature": temperature, "top_k": top_k}
-        sampler = Sampler(Sampling(**(OFF | case)), seed=1, n_vocab=n_vocab, matcher=matcher)
+        sampler = Sampler(Sampling(**(OFF | case)), SamplerSetup(n_vocab), seed=1, matcher=matcher)
         for position in range(20):
             token = sampler.sample(row, position)
             assert token in allowed and token < 2464
@@ -163,13 +163,13 @@ def test_bans_yield_to_the_constraint(allowed: set[int], temperature: float) -> 
     """Where a request bans all that its constraint allows, the constraint holds."""
     bias = dict.fromkeys(allowed, -math.inf)
     matcher = FakeMatcher([allowed], 3000)
-    sampler = Sampler(Sampling(temperature=temperature, logit_bias=bias), seed=1, n_vocab=3000, matcher=matcher)
+    sampler = Sampler(Sampling(temperature=temperature, logit_bias=bias), SamplerSetup(3000), seed=1, matcher=matcher)
     assert sampler.sample(np.zeros(3000, np.float32), 0) in allowed
 
 
 def test_asked_ahead_and_once() -> None:
     matcher = FakeMatcher([{3, 4}, {1}, None], 50)
-    sampler = Sampler(Sampling(), seed=1, n_vocab=50, matcher=matcher)
+    sampler = Sampler(Sampling(), SamplerSetup(50), seed=1, matcher=matcher)
     sampler.start([1, 2, 3])
     row = np.zeros(50, np.float32)
     sampler.get_ready()
@@ -185,7 +185,7 @@ def test_asked_ahead_and_once() -> None:
 
 
 def test_no_token_at_all() -> None:
-    sampler = Sampler(Sampling(), seed=1, n_vocab=50, matcher=FakeMatcher([set()], 50))
+    sampler = Sampler(Sampling(), SamplerSetup(50), seed=1, matcher=FakeMatcher([set()], 50))
     with pytest.raises(ConstraintFailed):
         sampler.sample(np.zeros(50, np.float32), 0)
 
@@ -194,7 +194,7 @@ def test_infill_ends_only_where_allowed() -> None:
     row = np.zeros(60, np.float32)  # no text is likely enough: end
     words = Words([chr(97 + i % 26) + str(i) for i in range(60)], eos=7)
     sampling = Sampling(samplers=("infill",))
-    assert Sampler(sampling, seed=1, n_vocab=60, eog=[7], vocabulary=words).sample(row, 0) == 7
+    assert Sampler(sampling, SamplerSetup(60, [7], words), seed=1).sample(row, 0) == 7
     matcher = FakeMatcher([set(range(20, 50))], 60)
-    sampler = Sampler(sampling, seed=1, n_vocab=60, eog=[7], vocabulary=words, matcher=matcher)
+    sampler = Sampler(sampling, SamplerSetup(60, [7], words), seed=1, matcher=matcher)
     assert 20 <= sampler.sample(row, 0) < 50

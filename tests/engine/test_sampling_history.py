@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.engine.sampling.chain import Sampler, uniform
+from llamado.engine.sampling.chain import Sampler, SamplerSetup, uniform
 from llamado.engine.sampling.dry import Breakers, Dry
 from llamado.engine.sampling.params import KNOWN_SAMPLERS, Sampling
 
@@ -138,7 +138,7 @@ def test_penalties_over_a_long_answer(last_n: int) -> None:
         samplers=("penalties",),
     )
     row = (rng.standard_normal(n_vocab) * 2).astype(np.float32)
-    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab)
+    sampler = Sampler(sampling, SamplerSetup(n_vocab), seed=1)
     sequence = rng.integers(0, 10, 40).tolist()
     sampler.start(sequence)
     for i in range(1000):
@@ -156,7 +156,7 @@ def test_penalties_over_a_long_answer(last_n: int) -> None:
 def test_mirostat_comes_to_its_target(version: int) -> None:
     rng = np.random.default_rng(0)
     n_vocab = 1500
-    sampler = Sampler(Sampling(mirostat=version, mirostat_tau=3.0, temperature=1.0), seed=11, n_vocab=n_vocab)
+    sampler = Sampler(Sampling(mirostat=version, mirostat_tau=3.0, temperature=1.0), SamplerSetup(n_vocab), seed=11)
     surprises = []
     for position in range(1200):
         row = (-1.1 * np.log(np.arange(1, n_vocab + 1)) + rng.standard_normal(n_vocab) * 0.1).astype(np.float32)
@@ -173,7 +173,7 @@ def test_answers_follow_from_seed_and_rows_alone(case: dict[str, Any]) -> None:
     rows = (rng.standard_normal((40, 400)) * 2).astype(np.float32)
     answers = []
     for again in (1, 3):
-        sampler = Sampler(Sampling(**case), seed=5, n_vocab=400)
+        sampler = Sampler(Sampling(**case), SamplerSetup(400), seed=5)
         sampler.start([1, 2, 3])
         answer = []
         for position, row in enumerate(rows):
@@ -197,7 +197,7 @@ def test_streams_of_random_numbers_are_independent() -> None:
 def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     sampling = Sampling(samplers=("xtc",), xtc_probability=probability, xtc_threshold=0.1)
-    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    sampler = Sampler(sampling, SamplerSetup(4), seed=5)
     counts = np.bincount([sampler.sample(row, i) for i in range(6000)], minlength=4) / 6000
     kept, cut = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0, 0, 0.75, 0.25])
     assert np.allclose(counts, (1 - probability) * kept + probability * cut, atol=0.025)
@@ -207,7 +207,7 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
 def test_each_xtc_of_a_chain_has_its_own_chance() -> None:
     row = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     sampling = Sampling(samplers=("xtc", "xtc"), xtc_probability=0.5, xtc_threshold=0.15)
-    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    sampler = Sampler(sampling, SamplerSetup(4), seed=5)
     sizes = [len(sampler.candidates(4, sampler.sample(row, i))[1]) for i in range(3000)]
     # None cut, one, both.
     assert np.allclose(np.bincount(sizes, minlength=5)[[4, 2, 1]] / 3000, [0.25, 0.5, 0.25], atol=0.04)
@@ -217,7 +217,7 @@ def test_each_xtc_of_a_chain_has_its_own_chance() -> None:
 def test_xtc_leaves_as_many_as_it_must(min_keep: int, left: int) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     sampling = Sampling(samplers=("xtc",), xtc_probability=1.0, xtc_threshold=0.1, min_keep=min_keep)
-    sampler = Sampler(sampling, seed=5, n_vocab=4)
+    sampler = Sampler(sampling, SamplerSetup(4), seed=5)
     assert len(sampler.candidates(4, sampler.sample(row, 0))[1]) == left
 
 
@@ -233,7 +233,7 @@ def test_top_n_sigma_keeps_the_largest_however_small() -> None:
         xtc_probability=-1.0,
     )
     words = Words(WORDS.texts[:3], eos=0)
-    sampler = Sampler(sampling, seed=1, n_vocab=3, eog=[0], vocabulary=words)
+    sampler = Sampler(sampling, SamplerSetup(3, [0], words), seed=1)
     sampler.start([2, 1, 1, 0, 0, 0, 0, 2])
     assert sampler.sample(np.array([30, 1, 1e4], np.float32), 0) in (0, 1, 2)
 
@@ -243,7 +243,7 @@ def test_top_n_sigma_keeps_the_largest_however_small() -> None:
 def test_a_temperature_of_any_reach(chain: tuple[str, ...], n_vocab: int) -> None:
     """The sum of the two is no number that f64 has, and where one candidate is certain it is multiplied by 0."""
     sampling = Sampling(samplers=chain, temperature=1e308, dynatemp_range=1e308, typical_p=0.5, top_p=0.5)
-    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab)
+    sampler = Sampler(sampling, SamplerSetup(n_vocab), seed=1)
     row = np.full(n_vocab, -math.inf, np.float32)
     row[1] = -3e38
     assert sampler.sample(row, 0) == 1
@@ -284,7 +284,7 @@ def test_no_values_break_a_chain(data: st.DataObject) -> None:
     row = np.resize(np.array(some, np.float32), n_vocab)
     before = row.copy()
     words = Words([WORDS.texts[i % len(WORDS.texts)] for i in range(n_vocab)], eos=0)
-    sampler = Sampler(sampling, seed=1, n_vocab=n_vocab, eog=[0], vocabulary=words)
+    sampler = Sampler(sampling, SamplerSetup(n_vocab, [0], words), seed=1)
     prompt = data.draw(st.lists(st.integers(0, min(n_vocab, 4) - 1), max_size=12))
     sampler.start(prompt)
     for position in range(3):

@@ -39,7 +39,7 @@ from llamado.engine.forward import contract
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage, slot_io
 from llamado.gguf.reader import GGUFFile
@@ -68,7 +68,9 @@ def make() -> Iterator[Make]:
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    return Request(
+        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    )
 
 
 PROMPT = [1 + i * 7 % 96 for i in range(300)]

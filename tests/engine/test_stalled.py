@@ -16,7 +16,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -44,7 +44,7 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=64))
     try:
         assert engine.stalled() == 0.0
-        answer = send(engine, Request(prompt=[1, 2, 3], n_predict=2))
+        answer = send(engine, Request(prompt=[1, 2, 3], params=GenerationParams(n_predict=2)))
         assert inside.wait(60)
         first = engine.stalled()
         until(lambda: engine.stalled() > first)

@@ -14,7 +14,7 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import QueueFull
-from llamado.engine.request import Done, Histogram, Request
+from llamado.engine.request import Done, GenerationParams, Histogram, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.statistics import Buckets
 
@@ -38,7 +38,9 @@ def make() -> Iterator[Make]:
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    return Request(
+        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
+    )
 
 
 def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Event, list[Client]]:
@@ -206,7 +208,10 @@ def test_several_answers_cost_one_prompt(make: Make, n_slots: int) -> None:
     prompt = [1 + i * 7 % 96 for i in range(300)]
     engine, forward = make(n_slots=n_slots)
     clients = [
-        send(engine, Request(prompt=prompt, n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True)))
+        send(
+            engine,
+            Request(prompt=prompt, params=GenerationParams(n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True))),
+        )
         for seed in range(4)
     ]
     answers = [client.result.tokens for client in clients]
@@ -214,7 +219,9 @@ def test_several_answers_cost_one_prompt(make: Make, n_slots: int) -> None:
     assert sum(forward.sizes) == 300 + 3 + 4 * 4, "the others evaluate the prompt's last token, and their own"
     for seed, answer in enumerate(answers):
         alone, _ = make()
-        request = Request(prompt=prompt, n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True))
+        request = Request(
+            prompt=prompt, params=GenerationParams(n_predict=5, sampling=Sampling(seed=seed, ignore_eos=True))
+        )
         assert ask(alone, request).tokens == answer
 
 

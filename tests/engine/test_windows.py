@@ -24,7 +24,7 @@ from llamado.engine.errors import SlotFileError
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -175,7 +175,10 @@ def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -
 
 
 def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
-    return Request(prompt=prompt, n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options)
+    return Request(
+        prompt=prompt,
+        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
+    )
 
 
 @pytest.mark.slow

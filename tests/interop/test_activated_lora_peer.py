@@ -13,7 +13,7 @@ from tiny_models import make_llama
 
 from llamado.engine.errors import InvalidRequest
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.request import Defaults, Done, Failure, Request, Result
+from llamado.engine.request import Defaults, Done, Failure, GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
@@ -99,11 +99,13 @@ def answer(model: ServedModel, prompt: list[int], scales: dict[int, float], *, c
     """Ours."""
     request = Request(
         prompt=prompt,
-        n_predict=8,
-        n_probs=1,
-        sampling=Sampling(temperature=0.0),
-        lora={i: scales.get(i, 0.0) for i in range(3)},
-        cache_prompt=cache_prompt,
+        params=GenerationParams(
+            n_predict=8,
+            n_probs=1,
+            sampling=Sampling(temperature=0.0),
+            lora={i: scales.get(i, 0.0) for i in range(3)},
+            cache_prompt=cache_prompt,
+        ),
     )
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     model.engine.submit(request, events.put)

@@ -23,7 +23,7 @@ from peer_server import llama_server
 
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling, sampler_names
 
 pytestmark = pytest.mark.interop
@@ -148,10 +148,8 @@ class Setting:
         tokenizer = self.llama.tokenizer
         sampler = Sampler(
             dataclasses.replace(Sampling(), **options),
+            SamplerSetup(self.llama.forward.n_vocab, tokenizer.eog, tokenizer),
             seed=1,
-            n_vocab=self.llama.forward.n_vocab,
-            eog=tokenizer.eog,
-            vocabulary=tokenizer,
         )
         sampler.start(prompt)
         return sampler

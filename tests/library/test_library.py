@@ -1,4 +1,4 @@
-"""`Llama` as llama-cpp-python's users know it, on tiny models."""
+"""`Llama` with llama-cpp-python's interface, on tiny models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def llm(model: Path) -> Iterator[Llama]:
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_before_it_is_used() -> None:
+def test_importing_the_package_loads_no_dependency() -> None:
     code = "import sys, llamado; print(*sys.modules); llamado.Llama.create_completion; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = (set(line.split()) for line in done.stdout.splitlines())
@@ -85,7 +85,7 @@ def test_completion(llm: Llama) -> None:
 
 
 def bias(llm: Llama, ends: bool) -> dict[int, float]:
-    """Makes an answer end within a few tokens, or never."""
+    """Return a bias with which an answer ends within a few tokens, or never."""
     return {token: 5.0 if ends else float("-inf") for token in llm._model.tokenizer.eog}
 
 
@@ -123,7 +123,7 @@ def test_logprobs(llm: Llama) -> None:
     assert found["text_offset"] == [len("Q: 1") + sum(lengths[:i]) for i in range(len(lengths))]
     assert len(set(found["text_offset"])) > 1
     for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
-        assert top[token] == value == max(top.values()) <= 0  # the likeliest is taken
+        assert top[token] == value == max(top.values()) <= 0  # greedy
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_sampling_arguments(llm: Llama) -> None:
         text(temprature=0.5)
 
 
-def test_seeds_of_requests_come_from_the_model_s(llm: Llama) -> None:
+def test_requests_draw_their_seeds_from_the_seed_of_the_model(llm: Llama) -> None:
     def texts() -> list[str]:
         return [llm(PROMPT, max_tokens=8)["choices"][0]["text"] for _ in range(3)]
 
@@ -182,7 +182,7 @@ def test_grammars(llm: Llama, tmp_path: Path) -> None:
         llm(PROMPT, grammar=LlamaGrammar.from_string("root ::= ("))
 
 
-def test_generate_gives_tokens(llm: Llama) -> None:
+def test_generate_yields_the_tokens_of_a_completion(llm: Llama) -> None:
     tokens = llm.tokenize(PROMPT.encode())
     found = []
     for token in llm.generate(tokens, temp=0.0):
@@ -227,12 +227,12 @@ def test_chat_logprobs(llm: Llama) -> None:
         {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
     ],
 )
-def test_an_answer_in_a_schema(llm: Llama, form: dict[str, Any]) -> None:
+def test_response_format_constrains_the_answer(llm: Llama, form: dict[str, Any]) -> None:
     text = chat(llm, response_format=form, max_tokens=100)["choices"][0]["message"]["content"]
     assert json.loads(text)["a"] in ("x", "y")
 
 
-def test_any_object(llm: Llama) -> None:
+def test_response_format_without_a_schema_gives_an_object(llm: Llama) -> None:
     choice = chat(llm, response_format={"type": "json_object"}, max_tokens=40, seed=1)["choices"][0]
     assert choice["message"]["content"].startswith("{")
 
@@ -251,7 +251,7 @@ def test_tools(llm: Llama, choice: Any) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_messages_of_tools_and_parts(llm: Llama) -> None:
+def test_tool_messages_and_content_parts(llm: Llama) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "tell", "arguments": {"a": 1}}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -273,12 +273,12 @@ def test_messages_of_tools_and_parts(llm: Llama) -> None:
         {"function_call": "auto"},
     ],
 )
-def test_what_a_chat_cannot_have(llm: Llama, options: dict[str, Any]) -> None:
+def test_unsupported_chat_arguments_are_rejected(llm: Llama, options: dict[str, Any]) -> None:
     with pytest.raises(LibraryError, match="|".join(options)):
         chat(llm, **options)
 
 
-# --- tokens, vectors, state -------------------------------------------------------------------------------------------
+# --- tokens, embeddings, state ----------------------------------------------------------------------------------------
 
 
 def test_tokens(llm: Llama) -> None:
@@ -290,8 +290,8 @@ def test_tokens(llm: Llama) -> None:
     assert all(isinstance(value, str) for value in llm.metadata.values())
 
 
-def test_vectors_of_tokens(llm: Llama) -> None:
-    """A model without pooling has a vector for each token."""
+def test_embeddings_without_pooling(llm: Llama) -> None:
+    """A model without pooling gives one vector per token."""
     found = llm.embed("Hello world")
     assert np.shape(found) == (len(llm.tokenize("Hello world")), 128) and llm.pooling_type() == 0
     assert np.linalg.norm(llm.embed("Hello world", normalize=True), axis=1) == pytest.approx(1, abs=1e-5)
@@ -299,7 +299,7 @@ def test_vectors_of_tokens(llm: Llama) -> None:
     assert many[0] == found and count == sum(map(len, many))
 
 
-def test_vectors_of_texts(tmp_path: Path) -> None:
+def test_embeddings_of_texts(tmp_path: Path) -> None:
     with Llama(str(make_bert(tmp_path / "encoder.gguf")), n_ctx=0, n_threads=1, embedding=True) as encoder:
         whole = encoder.create_embedding(["Hello world", "you"])
         assert [item["index"] for item in whole["data"]] == [0, 1] and whole["usage"]["total_tokens"] > 0
@@ -312,19 +312,19 @@ def test_vectors_of_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_state_is_taken_back(model: Path) -> None:
-    def read(llm: Llama) -> int:
-        """Tokens of the prompt that were not read again."""
+def test_a_saved_state_is_restored(model: Path) -> None:
+    def cached(llm: Llama) -> int:
+        """Return the tokens of the prompt that were in the cache."""
         return llm._model.complete(PROMPT * 10, n_predict=2, seed=1).n_cached
 
     with Llama(str(model), n_threads=1) as one, Llama(str(model), n_threads=1) as other:
-        assert read(one) == 0
+        assert cached(one) == 0
         state = one.save_state()
-        assert read(one) > 0
+        assert cached(one) > 0
         one.reset()
-        assert read(one) == 0
+        assert cached(one) == 0
         other.load_state(state)
-        assert read(other) > 0
+        assert cached(other) > 0
         with pytest.raises(LibraryError, match="embedding=True"):
             one.embed("x")
 
@@ -333,8 +333,8 @@ def test_a_state_is_taken_back(model: Path) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
-    """The options that models are loaded with, without loading any."""
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
+    """Record the options that models are loaded with, without loading any."""
     found: list[EngineOptions] = []
 
     class Stop(Exception):
@@ -348,12 +348,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
     return found
 
 
-def options_of(asked: list[EngineOptions], **arguments: Any) -> EngineOptions:
+def options_of(loaded: list[EngineOptions], **arguments: Any) -> EngineOptions:
     with pytest.raises(Exception) as caught:
         Llama("m.gguf", **arguments)
     if isinstance(caught.value, (LlamadoError, TypeError)):
         raise caught.value
-    return asked[-1]
+    return loaded[-1]
 
 
 PLAIN = EngineOptions(n_ctx=512, n_batch=512)
@@ -388,15 +388,19 @@ PLAIN = EngineOptions(n_ctx=512, n_batch=512)
         ),
     ],
 )
-def test_arguments_arrive(asked: list[EngineOptions], arguments: dict[str, Any], changes: dict[str, Any]) -> None:
-    found = options_of(asked, **arguments)
+def test_arguments_become_options_of_the_engine(
+    loaded: list[EngineOptions], arguments: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    found = options_of(loaded, **arguments)
     assert {name: getattr(found, name) for name in vars(PLAIN)} == {**vars(PLAIN), **changes}
 
 
-def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert options_of(asked).rotated
+def test_rotation_is_turned_off_by_the_variable_of_libllama(
+    loaded: list[EngineOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert options_of(loaded).rotated
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert not options_of(asked).rotated
+    assert not options_of(loaded).rotated
 
 
 @pytest.mark.parametrize(
@@ -412,17 +416,17 @@ def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatc
         ({"rpc_servers": "h:port"}, "port"),
     ],
 )
-def test_what_cannot_be_had_is_said(asked: list[EngineOptions], arguments: dict[str, Any], why: str) -> None:
+def test_unsupported_arguments_are_rejected(loaded: list[EngineOptions], arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(LlamadoError, match=why):
-        options_of(asked, **arguments)
+        options_of(loaded, **arguments)
 
 
-def test_a_misspelled_argument(asked: list[EngineOptions]) -> None:
+def test_an_unknown_argument_is_a_type_error(loaded: list[EngineOptions]) -> None:
     with pytest.raises(TypeError, match="n_contxt"):
-        options_of(asked, n_contxt=1)
+        options_of(loaded, n_contxt=1)
 
 
-def test_a_model_that_is_let_go_ends(model: Path) -> None:
+def test_a_collected_model_stops_its_engine(model: Path) -> None:
     llm = Llama(str(model), n_threads=1)
     engine = llm._model.engine
     thread = engine._thread  # type: ignore[union-attr]
@@ -432,7 +436,7 @@ def test_a_model_that_is_let_go_ends(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_quiet_is_quiet(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_false_logs_no_warnings(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     Llama(str(model), n_threads=1, n_ctx=4096).close()
     assert "trained with no more" in caplog.text
     caplog.clear()

@@ -1,4 +1,4 @@
-"""The examples of llama-cpp-python's README run as they stand there, but for the import."""
+"""The examples of llama-cpp-python's README run unchanged except for the import."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ EMBEDDINGS = """
 CONTEXT = """
     llm = Llama(model_path="./models/7B/llama-model.gguf", n_ctx=2048)
 """
-# The docstring's of `generate`.
+# from the docstring of `generate`
 GENERATE = """
     from llama_cpp import Llama
     llama = Llama("path/to/model.gguf")
@@ -186,7 +186,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def place(model: Path, folder: Path) -> Path:
-    """A folder in which the snippets find a model."""
+    """Create the paths of the snippets' models in a folder."""
     for path in PATHS:
         there = folder / path
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What chats answered, which the snippets let go, and all models are ended."""
+    """Record the results of `create_chat_completion`, which the snippets drop."""
     found: list[Any] = []
     real = Llama.create_chat_completion
     monkeypatch.setattr(
@@ -211,7 +211,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def run(snippet: str, **names: Any) -> dict[str, Any]:
-    """Runs a snippet and gives its variables, with the models closed."""
+    """Run a snippet, close its models, and return its variables."""
     code = textwrap.dedent(snippet)
     for ours in sorted(IMPORTS, key=len, reverse=True):
         code = code.replace(ours, IMPORTS[ours])
@@ -234,16 +234,16 @@ def test_high_level(here: None, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_from_pretrained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the hub, which a test of gguf stands in for, only what it is asked for is looked at here."""
-    asked: list[tuple[str, str | None]] = []
+    """Only the requested repository and file are checked; tests of gguf cover downloads."""
+    fetched: list[tuple[str, str | None]] = []
 
     def fetch(repo: str, *, file_name: str | None = None, **_: Any) -> Path:
-        asked.append((repo, file_name))
+        fetched.append((repo, file_name))
         return tiny
 
     monkeypatch.setattr("llamado.library.llama.fetch_hub_model", fetch)
     llm = run(FROM_PRETRAINED, Llama=Llama)["llm"]
-    assert asked == [("Qwen/Qwen2-0.5B-Instruct-GGUF", "*q8_0.gguf")] and llm.model_path == str(tiny)
+    assert fetched == [("Qwen/Qwen2-0.5B-Instruct-GGUF", "*q8_0.gguf")] and llm.model_path == str(tiny)
 
 
 @pytest.mark.slow
@@ -285,13 +285,13 @@ def test_generate(here: None, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def seeded(snippet: str) -> str:
-    """The same with a seed, so that a small model's answer is the one that was seen to be sensible."""
+    """Add a seed with which the small model's answer is known to be sensible."""
     assert "Llama(model_path" in snippet
     return snippet.replace("Llama(model_path", "Llama(seed=7, model_path")
 
 
 @pytest.mark.full
-def test_of_a_real_model(
+def test_snippets_with_a_real_model(
     smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
 ) -> None:
     monkeypatch.chdir(place(smollm2_path, tmp_path))

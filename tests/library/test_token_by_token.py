@@ -37,7 +37,7 @@ def llm(path: Path) -> Iterator[Llama]:
 
 
 @pytest.fixture(scope="module")
-def every(path: Path) -> Iterator[Llama]:
+def all_logits(path: Path) -> Iterator[Llama]:
     with Llama(str(path), n_threads=1, n_ctx=256, logits_all=True) as found:
         yield found
 
@@ -71,12 +71,12 @@ def text(llm: Llama, n: int = 8, **options: Any) -> str:
     ],
     ids=["greedy", "drawn", "biased"],
 )
-def test_a_loop_by_hand_gives_the_bytes_of_a_completion(llm: Llama, options: dict[str, Any]) -> None:
+def test_eval_and_sample_give_the_bytes_of_a_completion(llm: Llama, options: dict[str, Any]) -> None:
     rest = {name: value for name, value in options.items() if name != "temp"}
     assert by_hand(llm, 8, **options) == text(llm, temperature=options["temp"], **rest)
 
 
-def test_each_step_computes_only_what_is_new(llm: Llama) -> None:
+def test_each_step_computes_only_new_tokens(llm: Llama) -> None:
     def computed() -> int:
         return llm._engine().snapshot().counters.prompt_tokens_total
 
@@ -96,7 +96,7 @@ def test_each_step_computes_only_what_is_new(llm: Llama) -> None:
     assert llm.n_tokens == 0 and not llm.eval_tokens
 
 
-def test_a_sequence_is_taken_back(llm: Llama) -> None:
+def test_a_sequence_can_be_truncated(llm: Llama) -> None:
     tokens = llm.tokenize(PROMPT.encode())
     llm.reset()
     llm.eval(tokens)
@@ -110,7 +110,7 @@ def test_a_sequence_is_taken_back(llm: Llama) -> None:
             llm.n_tokens = n
 
 
-def test_other_requests_do_not_change_it(llm: Llama) -> None:
+def test_other_requests_do_not_change_the_sequence(llm: Llama) -> None:
     llm.reset()
     llm.eval(llm.tokenize(PROMPT.encode()))
     first = llm.sample(temp=0.0)
@@ -119,21 +119,23 @@ def test_other_requests_do_not_change_it(llm: Llama) -> None:
     assert llm.detokenize([first, llm.sample(temp=0.0)]).decode("utf-8", "replace") == text(llm, 2, temperature=0.0)
 
 
-def test_logits_of_all_tokens(llm: Llama, every: Llama) -> None:
-    tokens = every.tokenize(PROMPT.encode())
-    every(PROMPT, max_tokens=1)  # its cells are known, but not the logits behind them
-    every.eval(tokens[:5])
-    every.eval(tokens[5:])
-    assert every.scores.shape == (every.n_ctx(), every.n_vocab()) and every._scores.shape[0] == len(tokens)
-    assert np.array(every.eval_logits).shape == every._scores.shape
+def test_logits_of_all_tokens(llm: Llama, all_logits: Llama) -> None:
+    tokens = all_logits.tokenize(PROMPT.encode())
+    all_logits(PROMPT, max_tokens=1)  # its cells are cached now, but not their logits
+    all_logits.eval(tokens[:5])
+    all_logits.eval(tokens[5:])
+    assert all_logits.scores.shape == (all_logits.n_ctx(), all_logits.n_vocab()) and all_logits._scores.shape[0] == len(
+        tokens
+    )
+    assert np.array(all_logits.eval_logits).shape == all_logits._scores.shape
     llm.reset()
     for i, token in enumerate(tokens):
         llm.eval([token])
-        assert np.array_equal(llm._scores[-1], every.scores[i])
-    assert every.sample(temp=0.0, idx=3) == every.scores[3].argmax()
+        assert np.array_equal(llm._scores[-1], all_logits.scores[i])
+    assert all_logits.sample(temp=0.0, idx=3) == all_logits.scores[3].argmax()
 
 
-def test_what_was_not_evaluated_has_no_logits(llm: Llama) -> None:
+def test_there_are_no_logits_before_evaluation(llm: Llama) -> None:
     llm.reset()
     with pytest.raises(LlamadoError, match="no logits at place -1 of 0"):
         llm.sample()
@@ -146,12 +148,12 @@ def test_what_was_not_evaluated_has_no_logits(llm: Llama) -> None:
     assert llm.n_tokens == 0
 
 
-def test_a_grammar_begins_where_it_is_first_asked_for(llm: Llama) -> None:
+def test_a_grammar_begins_where_it_is_first_used(llm: Llama) -> None:
     grammar = LlamaGrammar.from_string('root ::= "a" [bc] "d"')
     assert by_hand(llm, 4, temp=0.0, grammar=grammar)[:3] in ("abd", "acd")
 
 
-def test_a_state_has_the_sequence(llm: Llama) -> None:
+def test_a_saved_state_includes_the_sequence(llm: Llama) -> None:
     tokens = llm.tokenize(PROMPT.encode())
     llm.reset()
     llm.eval(tokens)
@@ -164,7 +166,7 @@ def test_a_state_has_the_sequence(llm: Llama) -> None:
 # --- generate ---------------------------------------------------------------------------------------------------------
 
 
-def test_generate_goes_on_with_what_was_evaluated(llm: Llama) -> None:
+def test_generate_continues_the_evaluated_sequence(llm: Llama) -> None:
     tokens = llm.tokenize(PROMPT.encode())
     whole = [token for token, _ in zip(llm.generate(tokens, temp=0.0), range(5), strict=False)]
     llm.reset()
@@ -176,7 +178,7 @@ def test_generate_goes_on_with_what_was_evaluated(llm: Llama) -> None:
     assert llm.sample(temp=0.0) == whole[1]
 
 
-def test_tokens_sent_into_generate_follow_the_last_one(llm: Llama) -> None:
+def test_tokens_sent_into_generate_are_appended(llm: Llama) -> None:
     tokens, more = llm.tokenize(PROMPT.encode()), llm.tokenize(b"more", add_bos=False)
     answer = llm.generate(tokens, temp=0.0)
     first = next(answer)
@@ -188,10 +190,10 @@ def test_tokens_sent_into_generate_follow_the_last_one(llm: Llama) -> None:
         limited.send(more)
 
 
-# --- functions of the program -----------------------------------------------------------------------------------------
+# --- functions of the caller ------------------------------------------------------------------------------------------
 
 
-def test_a_processor_sees_the_sequence_and_chooses(llm: Llama) -> None:
+def test_a_processor_gets_the_sequence_and_changes_the_logits(llm: Llama) -> None:
     prompt = llm.tokenize(PROMPT.encode(), special=True)
     seen: list[list[int]] = []
 
@@ -209,7 +211,7 @@ def test_a_processor_sees_the_sequence_and_chooses(llm: Llama) -> None:
     assert by_hand(llm, 3, temp=0.8, logits_processor=only) == found
 
 
-def test_processors_run_one_after_the_other_and_change_nothing_else(llm: Llama) -> None:
+def test_processors_run_in_order_and_do_not_change_logprobs(llm: Llama) -> None:
     def biased(input_ids: Any, scores: Any) -> Any:
         scores[80] += 5
         return scores
@@ -240,7 +242,7 @@ def test_a_processor_and_a_grammar(llm: Llama) -> None:
     assert text(llm, temperature=0.0, grammar=grammar, logits_processor=[prefers]) == "y"
 
 
-def test_an_answer_is_not_over_before_its_least_length(llm: Llama) -> None:
+def test_a_processor_sets_the_least_length_of_an_answer(llm: Llama) -> None:
     eos = llm.token_eos()
     options: dict[str, Any] = {"temperature": 0.0, "logit_bias": {eos: 100.0}}
     assert llm(PROMPT, max_tokens=9, **options)["usage"]["completion_tokens"] == 1
@@ -249,7 +251,7 @@ def test_an_answer_is_not_over_before_its_least_length(llm: Llama) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_criteria_end_an_answer(llm: Llama, stream: bool) -> None:
+def test_stopping_criteria_end_an_answer(llm: Llama, stream: bool) -> None:
     prompt = llm.tokenize(PROMPT.encode(), special=True)
     endless = {token: float("-inf") for token in llm._model.tokenizer.eog}
     options: dict[str, Any] = {"temperature": 0.0, "logit_bias": endless}
@@ -275,7 +277,7 @@ def test_criteria_end_an_answer(llm: Llama, stream: bool) -> None:
         ("stopping_criteria", ["x"], LlamadoError),
     ],
 )
-def test_a_function_s_error_is_the_caller_s(llm: Llama, name: str, function: Any, error: type[Exception]) -> None:
+def test_errors_of_functions_reach_the_caller(llm: Llama, name: str, function: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         text(llm, **{name: function})
     assert text(llm, 2)
@@ -314,14 +316,14 @@ def test_a_cache_in_memory_keeps_prompts(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cache_on_disk_is_there_for_the_next_process(path: Path, tmp_path: Path) -> None:
+def test_the_next_process_uses_a_cache_on_disk(path: Path, tmp_path: Path) -> None:
     long = "A long story begins here. " * 7
     folder = tmp_path / "prompts"
     answers, sizes = [], []
     for _ in range(2):
         with Llama(str(path), n_threads=1, n_ctx=256) as llm:
             llm.set_cache(cache := LlamaDiskCache(str(folder), capacity_bytes=64 << 20))
-            # Whether its cells are read or computed again depends on the speed of the disk: their bytes are equal.
+            # cells are read or computed again, depending on the speed of the disk; the bytes are equal
             until(lambda: cache.cache_size > 0 or not answers)
             sizes.append(cache.cache_size)
             answers.append(llm(long, max_tokens=2, temperature=0.0)["choices"])

@@ -27,6 +27,7 @@ from llamado.models.inputs import (
     RowsWritten,
     StateRows,
     TokenIds,
+    WindowView,
 )
 from llamado.models.memory import MemoryOptions
 from llamado.models.parts.pooled_indexer import RunMask, RunPositions
@@ -105,7 +106,7 @@ def test_a_mask_of_what_came_before() -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 6, 100])
 def test_a_mask_of_a_window(window: int) -> None:
-    found = filled(Mask("mask_swa", 256, 8, window=window), batch())
+    found = filled(Mask("mask_swa", 256, 8, view=WindowView(window)), batch())
     right = seen(lambda i, j: FIRST[i] <= j and 0 <= FIRST[i] + POSITIONS[i] - j < window, 256)
     np.testing.assert_array_equal(found, right)
 
@@ -169,7 +170,9 @@ def some_rows(random: np.random.Generator, n: int) -> tuple[Array, MemoryRows]:
     return positions, MemoryRows(first + positions, first, first + positions, SPARE)
 
 
-@pytest.mark.parametrize("kind", [{}, {"window": 7}, {"window": 8, "symmetric": True}, {"distances": True}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{}, {"view": WindowView(7)}, {"view": WindowView(8, symmetric=True)}, {"distances": True}], ids=str
+)
 def test_a_mask_that_is_renewed_is_the_mask(kind: dict[str, Any]) -> None:
     """Whatever lay there before: of fewer tokens or more, of another size, of sequences that went on or are others."""
     random = np.random.default_rng(5)
@@ -218,7 +221,7 @@ def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[...,
 
 def test_a_mask_of_chunks() -> None:
     """Places 4, 5 and 6 in chunks of 5 tokens: the last two are in another chunk than the first."""
-    found = filled(Mask("mask_swa", 80, 8, window=5, chunked=True), batch())
+    found = filled(Mask("mask_swa", 80, 8, view=WindowView(5, chunked=True)), batch())
     sees = np.zeros((8, 80), bool)
     sees[0, 64:69] = sees[1, 69:70] = sees[2, 69:71] = sees[3, 7:8] = sees[4, 7:9] = True
     np.testing.assert_array_equal(found, np.where(sees, 0, -np.inf))
@@ -280,14 +283,14 @@ def _apart() -> tuple[Batch, Batch, Array]:
     "kind",
     [
         {},
-        {"window": 20},
-        {"window": 50},
-        {"window": 80},
-        {"window": 500},
-        {"window": 33, "chunked": True},
-        {"window": 90, "symmetric": True},
+        {"view": WindowView(20)},
+        {"view": WindowView(50)},
+        {"view": WindowView(80)},
+        {"view": WindowView(500)},
+        {"view": WindowView(33, chunked=True)},
+        {"view": WindowView(90, symmetric=True)},
         {"distances": True},
-        {"distances": True, "window": 60},
+        {"distances": True, "view": WindowView(60)},
     ],
     ids=str,
 )

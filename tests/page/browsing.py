@@ -1,4 +1,4 @@
-"""What tests of the page share: servers as processes, pictures for the documents."""
+"""Helpers for tests of the page: servers as processes, screenshots for the documentation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+"""Installed by `npm ci`."""
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
 
 
+def send(page: Page, text: str) -> None:
+    """Send a message in the chat or the compare view."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def assert_accessible(page: Page) -> None:
+    """Fail if axe-core finds a violation in the view; does nothing if it is not installed."""
+    if AXE.exists():
+        page.evaluate(AXE.read_text())
+        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+
+
 def take_picture(page: Page, name: str) -> None:
-    """A picture for the documents, where there is none of that name; to have it anew, delete it and run the test."""
+    """Save a screenshot for the documentation unless it exists; to renew it, delete the file and run the test."""
     path = SCREENSHOTS / f"{name}.png"
     if not path.exists():
         page.screenshot(path=path)
@@ -28,18 +43,18 @@ def take_picture(page: Page, name: str) -> None:
 
 
 def until(page: Page, condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Waits for what no locator tells. (`wait_for_function` would evaluate text in the page, which it forbids.)"""
+    """Wait for a condition that no locator expresses. (The page forbids `wait_for_function`, which evaluates text.)"""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition was not met"
         page.wait_for_timeout(50)
 
 
 @contextmanager
 def computing(page: Page) -> Iterator[list[float]]:
-    """The tasks of the page's main thread inside the `with`, in ms of the processor's time; there when it has ended.
+    """Measure the tasks of the page's main thread inside the `with`; the list is filled at its end.
 
-    Of that time a machine that is busy with other things takes none, unlike of the clock's.
+    Milliseconds of processor time, which do not depend on the load of the machine.
     """
     browser = page.context.browser
     assert browser is not None
@@ -47,7 +62,7 @@ def computing(page: Page) -> Iterator[list[float]]:
     browser.start_tracing(page=page, categories=["toplevel"])
     try:
         yield tasks
-        # What was asked last is told before its task has ended; this one comes behind it.
+        # The last command returns before its task has ended; this task follows it.
         page.evaluate("() => new Promise((done) => setTimeout(done))")
     finally:
         events = json.loads(browser.stop_tracing())["traceEvents"]
@@ -56,13 +71,13 @@ def computing(page: Page) -> Iterator[list[float]]:
     for event in events:
         if event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in main:
             tasks.append(event.get("tdur", 0) / 1000)
-    assert any(tasks), "the browser tells no time of threads"
+    assert any(tasks), "the trace has no thread times"
 
 
 class serving:
-    """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it.
+    """`llamado serve` on a free port: yields its address, and ends it after the `with`.
 
-    `words`: what its log says when it is ready.
+    `words`: the log line that marks it as ready.
     """
 
     def __init__(self, folder: Path, *arguments: str, words: str = "all slots are idle") -> None:

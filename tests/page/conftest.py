@@ -15,7 +15,7 @@ from browsing import serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-# tests/page/run.sh installs it; other runs do without.
+# tests/page/run.sh installs playwright; without it these tests are not collected.
 collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
 CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
     expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
-        # As root, as containers are, Chromium runs only without its sandbox; it opens nothing but our own page.
+        # As root, as in containers, Chromium runs only without its sandbox; it opens only our own page.
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
@@ -44,27 +44,26 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A tab; the test fails where its console says an error, where a script throws, or where anything is asked of an
-    address that is not this machine's."""
+    """A tab. The test fails after a console error, an exception of a script, or a request to another machine."""
     found = context.new_page()
-    said: list[str] = []
+    errors: list[str] = []
     expected: list[str] = []
-    found.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    found.on("pageerror", lambda error: said.append(str(error)))
-    found.on("request", lambda request: said.append(request.url) if _leaves(request.url) else None)
+    found.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    found.on("pageerror", lambda error: errors.append(str(error)))
+    found.on("request", lambda request: errors.append(request.url) if _is_remote(request.url) else None)
     found.expected_errors = expected  # type: ignore[attr-defined]
     yield found
-    wrong = [line for line in said if not any(re.search(pattern, line) for pattern in expected)]
-    assert not wrong, wrong
+    unexpected = [line for line in errors if not any(re.search(pattern, line) for pattern in expected)]
+    assert not unexpected, unexpected
 
 
-def _leaves(url: str) -> bool:
+def _is_remote(url: str) -> bool:
     return not re.match(r"(http://127\.0\.0\.1[:/]|data:|blob:|about:)", url)
 
 
 @pytest.fixture(scope="session")
 def smollm2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real server of the real SmolLM2, with eight slots."""
+    """A server process with SmolLM2 and eight slots."""
     with serving(
         tmp_path_factory.mktemp("smollm2"), "-m", "smollm2", "-c", "16384", "-np", "8", "--metrics"
     ) as address:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The page: its types and unit tests, that the built files are those of the sources, and its core flows in Debian's
-# Chromium; with the argument `full`, all of it. Node comes from PyPI where the machine has none.
+# Check the page: types, unit tests, the checked-in build, and browser tests in Chromium; with the argument `full`, all
+# browser tests. Installs Node from PyPI if the machine has none or an old one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=$PWD/.venv/bin/python
@@ -27,7 +27,7 @@ built=src/llamado/page/built
   cp -r "../$built/." "$kept"
   npm run --silent build -- --logLevel warn
   diff -r "$kept" "../$built" >/dev/null || {
-    echo "the built page is not that of web/: commit what \`npm run build\` makes" >&2
+    echo "the checked-in build is older than web/: commit the files that \`npm run build\` writes" >&2
     exit 1
   }
 )

@@ -1,4 +1,4 @@
-"""A server in this process whose model says what a test wants it to say, for the page in a browser."""
+"""A server in this process with scripted answers, for the page in a browser."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ Say = Callable[[str], str]
 
 
 class ScriptedEngine(FakeEngine):
-    """`say` makes the answer of the prompt; it comes in pieces of `piece` characters, with `pause` called after each.
+    """An engine that answers each request in its own thread.
 
-    By default `pause` sleeps for `delay` seconds.
-
-    Requests are answered side by side, each by a thread.
+    `say` returns the answer to a prompt, which is sent in pieces of `piece` characters. `pause` is called after
+    each; by default it sleeps for `delay` seconds.
     """
 
     def __init__(self, say: Say | str = "All is well.", *, piece: int = 4, delay: float = 0.0) -> None:
@@ -43,7 +42,7 @@ class ScriptedEngine(FakeEngine):
         self.pause: Callable[[], object] = lambda: time.sleep(self.delay) if self.delay else None
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         request.validate()
         with self._wake:
@@ -55,7 +54,7 @@ class ScriptedEngine(FakeEngine):
         return task
 
     def _run_one(self, task: int, request: Request, emit: Callable[[Event], None]) -> None:
-        one = FakeEngine.__new__(FakeEngine)  # answers byte by byte; here the bytes come together
+        one = FakeEngine.__new__(FakeEngine)  # it answers byte by byte; `gathered` joins the bytes
         one.__dict__.update(self.__dict__)
         prompt = bytes(token for token in request.prompt if token < 256).decode("utf-8", "replace")
         one.answer, one.delay = self.say if isinstance(self.say, str) else self.say(prompt), 0.0
@@ -85,7 +84,7 @@ class ScriptedEngine(FakeEngine):
 
 
 def _joined(tokens: list[Token]) -> Token:
-    """Several tokens as one with all of their text."""
+    """Join several tokens to one."""
     last = tokens[-1]
     probs = [prob for token in tokens for prob in token.probs or []] or None
     ids = [id for token in tokens for id in token.tokens]
@@ -102,7 +101,7 @@ def scripted_server(
     tools: ToolSettings | None = None,
     **switches: Any,
 ) -> Iterator[str]:
-    """Its address. `source`: the chat template; `keys`: of --api-key."""
+    """Yield the address. `source`: chat template; `keys`: API keys."""
     ready: list[uvicorn.Server] = []
 
     async def serve() -> None:

@@ -1,18 +1,17 @@
-"""Readers of screens, and those who use no mouse: axe-core over each view, and a chat by keys alone."""
+"""Accessibility: axe-core over each view, and a chat by keyboard alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import AXE, send
 from playwright.sync_api import Browser, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from tiers import first_of
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = ("chat", "compare", "complete", "infill")
 ANSWER = (
     "# Title\n\nSome **text**, `code`, [a link](https://example.org) and $x^2$.\n\n- one\n- two\n\n> said\n\n"
@@ -34,66 +33,65 @@ def violations(page: Page) -> list[str]:
 @pytest.mark.skipif(not AXE.exists(), reason="cd web && npm ci")
 @pytest.mark.parametrize("scheme", first_of(["light", "dark"]))
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_serious_violation(browser: Browser, scheme: Any, width: int) -> None:
+def test_views_have_no_serious_violations(browser: Browser, scheme: Any, width: int) -> None:
     wrong: list[str] = []
     with scripted_server(ScriptedEngine(ANSWER), keys=("k",)) as address:
         page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
         page.add_init_script(AXE.read_text())
 
-        def look(where: str) -> None:
+        def check(where: str) -> None:
             wrong.extend(f"{where}: {one}" for one in violations(page))
 
         page.goto(address)
         page.get_by_role("dialog").wait_for()
-        look("key")
+        check("key")
         page.get_by_label("API key", exact=True).fill("k")
         page.get_by_role("button", name="Continue").click()
         for view in VIEWS:
             page.goto(f"{address}#/{view}")
             heading = page.get_by_role("heading", level=1)
             heading.wait_for()
-            look(view)
+            check(view)
             if view in ("chat", "compare"):
-                page.get_by_label("Message", exact=True).fill("Hello")
-                page.keyboard.press("Enter")
+                send(page, "Hello")
                 page.locator(".hljs-keyword").first.wait_for()
                 page.get_by_role("button", name="Send", exact=True).wait_for()
-                look(f"{view}, answered")
+                check(f"{view}, answered")
             elif view == "complete":
                 page.get_by_label("Text", exact=True).fill("Hello")
                 page.get_by_role("button", name="Complete", exact=True).click()
-                page.locator(".stats").wait_for()
-                look(f"{view}, done")
+                page.locator(".stats:not(.streaming)").wait_for()
+                check(f"{view}, done")
             page.get_by_role("button", name="settings").first.click()
             page.get_by_label("top_k", exact=True).wait_for()
-            look(f"{view}, settings")
+            check(f"{view}, settings")
             page.get_by_role("button", name="Close settings").click()
         page.goto(f"{address}#/chat")
         if width < 760:
             page.get_by_role("button", name="Chats").click()
-            look("list")
+            check("list")
         page.close()
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_chat_by_keys_alone(page: Page) -> None:
+def test_the_keyboard_alone_operates_a_chat(page: Page) -> None:
     with scripted_server(ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.")) as address:
         page.goto(address)
         page.get_by_label("Message", exact=True).wait_for()
 
         def go(name: str) -> None:
-            """Tab to the control of a name, and press it."""
+            """Move the focus to the control with a name."""
             for _ in range(60):
                 page.keyboard.press("Tab")
-                said = page.evaluate(
+                focused = page.evaluate(
                     "() => { const one = document.activeElement;"
                     " return one.getAttribute('aria-label') || one.labels?.[0]?.textContent || one.textContent.trim() }"
                 )
-                if said == name:
+                if focused == name:
                     return
             raise AssertionError(name)
 
-        expect(page.get_by_label("Message", exact=True)).to_be_focused()  # one can write at once
+        expect(page.get_by_label("Message", exact=True)).to_be_focused()  # ready to type
         skip = page.get_by_role("link", name="Skip to content")
         skip.focus()
         expect(skip).to_be_in_viewport()

@@ -1,4 +1,4 @@
-"""The chat in the page, over a model whose answers the tests write."""
+"""The chat view, with scripted answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import take_picture, until
+from browsing import send, take_picture, until
 from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -32,25 +32,20 @@ def chat(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
         yield page
 
 
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
 def answers(page: Page) -> Locator:
     return page.locator("article.assistant .markdown")
 
 
 def ended(page: Page, n: int) -> None:
-    """Waits until `n` answers are there, the last of them whole."""
+    """Wait for `n` complete answers."""
     expect(answers(page)).to_have_count(n)
     page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
-def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> None:
-    say(chat, "One")
+def test_regenerating_and_editing_create_branches(chat: Page, engine: ScriptedEngine) -> None:
+    send(chat, "One")
     ended(chat, 1)
-    say(chat, "Two")
+    send(chat, "Two")
     ended(chat, 2)
     expect(answers(chat)).to_have_text(["Answer to 1.", "Answer to 2."])
 
@@ -76,7 +71,7 @@ def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> Non
 
 def test_stop_and_continue(chat: Page, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "word " * 2000, 0.02, 5
-    say(chat, "Go")
+    send(chat, "Go")
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("button", name="Stop").click()
     chat.get_by_text("Stopped.").wait_for()
@@ -86,15 +81,17 @@ def test_stop_and_continue(chat: Page, engine: ScriptedEngine) -> None:
     engine.say, engine.delay = "the end", 0.0
     chat.get_by_role("button", name="Continue").click()
     expect(answers(chat)).to_contain_text("the end")
-    assert bytes(engine.requests[-1].prompt).decode().rstrip().endswith("word")  # it was given what it had said
+    assert (
+        bytes(engine.requests[-1].prompt).decode().rstrip().endswith("word")
+    )  # the request contains the partial answer
 
 
-def test_stopped_before_it_is_asked(chat: Page, engine: ScriptedEngine) -> None:
-    """From Enter on there is Stop, not Send, though the browser has to keep the question first; and it stops."""
+def test_a_question_can_be_stopped_before_its_request(chat: Page, engine: ScriptedEngine) -> None:
+    """Stop replaces Send at once, while the browser still stores the question."""
     chat.get_by_label("Message", exact=True).fill("Go")
     words = chat.evaluate("""async () => {
       document.querySelector(".composer").requestSubmit();
-      for (let turn = 0; turn < 20; turn++) await null; // the page draws; nothing else can happen meanwhile
+      for (let turn = 0; turn < 20; turn++) await null; // the page renders
       const button = document.querySelector(".composer .primary");
       button.click();
       return button.textContent;
@@ -109,14 +106,14 @@ def test_stopped_before_it_is_asked(chat: Page, engine: ScriptedEngine) -> None:
     expect(answers(chat)).to_have_text(["Answer to 1."])
 
 
-def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None:
-    say(chat, "Rivers of Spain")
+def test_chats_are_stored_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None:
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.reload()
     expect(answers(chat)).to_have_text(["Answer to 1."])
 
     chat.get_by_role("link", name="New chat").click()
-    say(chat, "Mountains of Peru")
+    send(chat, "Mountains of Peru")
     ended(chat, 1)
     chats = chat.locator(".chats-row a")
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
@@ -140,9 +137,9 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
     expect(answers(chat)).to_have_text(["Answer to 1."])
 
 
-def test_what_is_typed_behind_a_click_goes_where_the_click_led(chat: Page) -> None:
-    """However soon it comes: no picture is drawn between the two."""
-    say(chat, "Rivers of Spain")
+def test_a_message_sent_right_after_a_click_reaches_the_new_chat(chat: Page) -> None:
+    """No frame is drawn between the two."""
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.evaluate("""() => {
       document.querySelector(".new").click();
@@ -163,18 +160,18 @@ def test_what_is_typed_behind_a_click_goes_where_the_click_led(chat: Page) -> No
     expect(chat.locator("article.user .message-text")).to_have_text(["Mountains of Peru"])
 
 
-def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine) -> None:
-    """It is shown at once, takes questions of its own, and each answer comes into its own chat."""
-    say(chat, "Rivers of Spain")
+def test_other_chats_are_usable_while_an_answer_streams(chat: Page, engine: ScriptedEngine) -> None:
+    """Each answer arrives in its own chat."""
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.get_by_role("link", name="New chat").click()
     engine.say = lambda prompt: "Lakes." if "lakes" in prompt else "word " * 300 + "end"
     engine.delay, engine.piece = 0.02, 5
-    say(chat, "Mountains of Peru")
+    send(chat, "Mountains of Peru")
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("link", name="Rivers of Spain").click()
     expect(answers(chat)).to_have_text(["Answer to 1."])
-    say(chat, "and lakes?")
+    send(chat, "and lakes?")
     ended(chat, 2)
     expect(answers(chat)).to_have_text(["Answer to 1.", "Lakes."])
     assert not engine.cancelled
@@ -185,10 +182,10 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     chat.get_by_role("link", name="Mountains of Peru").click()
     chat.get_by_role("link", name="Live", exact=True).click()
     chat.get_by_role("link", name="Chat", exact=True).click()
-    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to the same chat
+    expect(answers(chat)).to_contain_text("word word")  # the chat view reopens the same chat
     chat.get_by_role("link", name="Rivers of Spain").click()
     engine.say = "never " * 300
-    say(chat, "and this")
+    send(chat, "and this")
     expect(answers(chat).last).to_contain_text("never never")
     chat.get_by_role("button", name="Stop").click()
     chat.get_by_text("Stopped.").wait_for()
@@ -200,8 +197,8 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     expect(answers(chat)).to_have_text([re.compile("word end$")])
 
 
-def test_renamed_in_the_list(chat: Page) -> None:
-    say(chat, "Rivers of Spain")
+def test_a_chat_is_renamed_in_the_list(chat: Page) -> None:
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     link = chat.locator(".chats-row a")
     for key, name in (("Escape", "Rivers of Spain"), ("Enter", "Ríos")):
@@ -215,8 +212,8 @@ def test_renamed_in_the_list(chat: Page) -> None:
     expect(chat.get_by_role("heading", level=1)).to_have_text("Ríos")
 
 
-def test_nothing_is_deleted_before_it_was_asked(chat: Page) -> None:
-    say(chat, "Rivers of Spain")
+def test_deleting_requires_confirmation(chat: Page) -> None:
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.locator("article.user").hover()
     for button, left in (("Cancel", 2), ("Escape", 2), ("Delete", 0)):
@@ -229,7 +226,7 @@ def test_nothing_is_deleted_before_it_was_asked(chat: Page) -> None:
 
 TO_END = "(all) => all.scrollHeight - all.scrollTop - all.clientHeight"
 
-# Inputs whose scrolling has not begun, as when text arrives between the two.
+# Inputs before the scrolling that they cause, as when text arrives in between.
 INPUTS = {
     "wheel": "(all) => all.dispatchEvent(new WheelEvent('wheel', { deltaY: -100, bubbles: true }))",
     "key": "(all) => all.dispatchEvent(new KeyboardEvent('keydown', { key: 'PageUp', bubbles: true }))",
@@ -243,8 +240,8 @@ INPUTS = {
 }
 
 
-def test_a_reader_who_scrolls_up_is_left_there_while_text_streams_in(chat: Page, engine: ScriptedEngine) -> None:
-    """One click leads back to the end, which is followed again."""
+def test_scrolling_up_stops_autoscroll(chat: Page, engine: ScriptedEngine) -> None:
+    """Latest returns to the end and starts it again."""
     latest = chat.get_by_role("button", name="Latest")
     messages = chat.locator(".messages")
 
@@ -253,7 +250,7 @@ def test_a_reader_who_scrolls_up_is_left_there_while_text_streams_in(chat: Page,
         until(chat, lambda: messages.evaluate("(all) => all.scrollHeight") >= before + 100)
 
     engine.say, engine.delay, engine.piece = "A line.\n\n" * 5000, 0.02, 9
-    say(chat, "Go")
+    send(chat, "Go")
     until(chat, lambda: messages.evaluate("(all) => all.scrollHeight - all.clientHeight") > 100)
     for name, given in INPUTS.items():
         messages.evaluate(given)
@@ -274,16 +271,16 @@ def test_a_reader_who_scrolls_up_is_left_there_while_text_streams_in(chat: Page,
 
 def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
     code = "```python\nfor i in range(10): print(i)\n```\n\n$$\\sum_{i=1}^n \\frac{1}{i}$$\n\n"
-    said = [f"{n}. " + ("A line of words. " * 20 + "\n\n") * (n % 7 + 1) + code * (n > 290) for n in range(300)]
-    kept = [
+    texts = [f"{n}. " + ("A line of words. " * 20 + "\n\n") * (n % 7 + 1) + code * (n > 290) for n in range(300)]
+    rows = [
         {"id": str(n), "parent": str(n - 1) if n else None, "role": ("user", "assistant")[n % 2], "content": text}
-        for n, text in enumerate(said)
+        for n, text in enumerate(texts)
     ]
     conversation = {"title": "Long", "leaf": "299", "updated": 1}
     exported = {
         "format": "llamado-conversations",
         "version": 1,
-        "conversations": [{"conversation": conversation, "messages": kept}],
+        "conversations": [{"conversation": conversation, "messages": rows}],
     }
     chat.get_by_label("Chat file").set_input_files(
         {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
@@ -304,19 +301,19 @@ def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
         expect(last).to_be_in_viewport()
 
 
-def test_what_an_answer_takes_is_told_while_it_comes(chat: Page, engine: ScriptedEngine) -> None:
+def test_statistics_are_shown_while_an_answer_streams(chat: Page, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "word " * 400, 0.02, 5
-    say(chat, "Go")
-    taking = chat.locator(".stats.streaming")
-    expect(taking).to_contain_text(re.compile(r"[\d.]+ tokens/s.*[1-9]\d* tokens"))
-    before = taking.inner_text()
-    until(chat, lambda: taking.inner_text() != before)
+    send(chat, "Go")
+    stats = chat.locator(".stats.streaming")
+    expect(stats).to_contain_text(re.compile(r"[\d.]+ tokens/s.*[1-9]\d* tokens"))
+    before = stats.inner_text()
+    until(chat, lambda: stats.inner_text() != before)
     chat.get_by_role("button", name="Stop").click()
-    expect(chat.locator(".stats")).to_contain_text("tokens/s")  # of one that was stopped, too
+    expect(chat.locator(".stats:not(.streaming)")).to_contain_text("tokens/s")  # also of a stopped answer
     expect(chat.locator(".context")).to_contain_text(re.compile(r"\d+%"))
 
 
-def test_the_list_of_chats_is_put_away_and_stays_so(chat: Page) -> None:
+def test_the_list_of_chats_stays_hidden_after_a_reload(chat: Page) -> None:
     chat.get_by_role("button", name="Chats", exact=True).click()
     expect(chat.get_by_role("link", name="New chat")).to_be_hidden()
     chat.reload()
@@ -326,8 +323,8 @@ def test_the_list_of_chats_is_put_away_and_stays_so(chat: Page) -> None:
     expect(chat.get_by_role("link", name="New chat")).to_be_visible()
 
 
-def test_all_of_the_servers_table_is_there_and_found(chat: Page, engine: ScriptedEngine) -> None:
-    """Also what has no default: texts that end an answer, biases."""
+def test_every_parameter_can_be_found_and_set(chat: Page, engine: ScriptedEngine) -> None:
+    """Also those without a default."""
     chat.get_by_role("button", name="Settings").click()
     find = chat.get_by_label("Find a parameter")
     for name, typed, sent in (
@@ -343,12 +340,12 @@ def test_all_of_the_servers_table_is_there_and_found(chat: Page, engine: Scripte
         expect(chat.locator(".parameter:visible")).to_have_count(1)
         find.fill("")
         with chat.expect_request("**/v1/chat/completions") as asked:
-            say(chat, name)
+            send(chat, name)
         assert asked.value.post_data_json[name] == sent
         chat.get_by_role("button", name="Send", exact=True).wait_for()
-    find.fill("looked back at")  # by what it does
+    find.fill("looked back at")  # by its description
     expect(chat.get_by_label("repeat_last_n", exact=True)).to_be_visible()
-    find.fill("nothing is called so")
+    find.fill("no such parameter")
     chat.get_by_text("No parameter found.").wait_for()
 
 
@@ -363,47 +360,47 @@ def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     assert chat.get_by_label("min_p", exact=True).get_attribute("placeholder") == "0.05"
     chat.get_by_label("JSON schema").fill('{"type": "object"}')
     chat.get_by_label("JSON schema").blur()
-    say(chat, "Hello")
+    send(chat, "Hello")
     ended(chat, 1)
     request = engine.requests[-1]
-    assert request.sampling.top_k == 7 and request.sampling.temperature == pytest.approx(0.8)
+    assert request.params.sampling.top_k == 7 and request.params.sampling.temperature == pytest.approx(0.8)
     assert b"<system>Be brief.</>" in bytes(request.prompt)
     chat.get_by_label("JSON schema").fill('{"type": ')
     chat.get_by_label("JSON schema").blur()
-    say(chat, "Again")
+    send(chat, "Again")
     chat.locator("article.assistant .notice").get_by_text("The JSON schema").wait_for()
 
 
-def test_what_is_typed_into_the_settings_stays(chat: Page, engine: ScriptedEngine) -> None:
-    """The server's table arrives while a person types; nothing of what is typed is set back."""
+def test_loading_parameters_keeps_typed_text(chat: Page, engine: ScriptedEngine) -> None:
+    """The parameters arrive while the user types."""
     settings = chat.get_by_role("button", name="Settings", exact=True)
     settings.click()
     chat.get_by_label("top_k", exact=True).wait_for()
     settings.click()
-    held: list[Route] = []
-    chat.route("**/props", lambda route: held.append(route))
+    pending: list[Route] = []
+    chat.route("**/props", lambda route: pending.append(route))
     settings.click()
     fields = {"top_k": "12", "temperature": "0.5", "System prompt": "Be brief.", "Probabilities: ": "3"}
     for name, text in fields.items():
         field = chat.get_by_label(name, exact=name != "Probabilities: ")
         field.press("ControlOrMeta+a")
         field.press_sequentially(text)
-        until(chat, lambda: bool(held))
+        until(chat, lambda: bool(pending))
         with chat.expect_response("**/props"):
-            held.pop().continue_()
+            pending.pop().continue_()
         chat.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         expect(field).to_have_value(text)
         chat.locator("aside.settings h2").click()
-        settings.click()  # it is read anew
+        settings.click()  # the parameters are loaded again
         settings.click()
-    say(chat, "Hello")
+    send(chat, "Hello")
     ended(chat, 1)
     request = engine.requests[-1]
-    assert (request.sampling.top_k, request.sampling.temperature, request.n_probs) == (12, 0.5, 3)
+    assert (request.params.sampling.top_k, request.params.sampling.temperature, request.params.n_probs) == (12, 0.5, 3)
     assert b"<system>Be brief.</>" in bytes(request.prompt)
 
 
-def test_what_cannot_be_read_stays_to_be_mended(chat: Page) -> None:
+def test_invalid_values_stay_in_the_field(chat: Page) -> None:
     chat.get_by_role("button", name="Settings").click()
     field = chat.get_by_label("temperature", exact=True)
     field.fill("abc")
@@ -417,11 +414,11 @@ def test_what_cannot_be_read_stays_to_be_mended(chat: Page) -> None:
     expect(chat.get_by_text("expected a number")).to_have_count(0)
 
 
-def test_probabilities(chat: Page) -> None:
+def test_candidates_of_a_token_are_shown(chat: Page) -> None:
     chat.get_by_role("button", name="Settings").click()
     chat.get_by_label("Probabilities: ").fill("2")
     chat.get_by_label("Probabilities: ").blur()
-    say(chat, "Hello")
+    send(chat, "Hello")
     ended(chat, 1)
     chat.locator("article.assistant").get_by_role("button", name="Probabilities").click()
     token = chat.locator(".token").first
@@ -429,7 +426,7 @@ def test_probabilities(chat: Page) -> None:
     expect(chat.locator(".candidates .taken")).to_have_text(re.compile(r"A\s*50\.0%"))
 
 
-def test_attachments(chat: Page, engine: ScriptedEngine, tmp_path: Path) -> None:
+def test_attached_files_are_part_of_the_prompt(chat: Page, engine: ScriptedEngine, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("the secret is seven")
     (tmp_path / "letter.pdf").write_bytes(pdf("Dear reader"))
     (tmp_path / "noise.bin").write_bytes(b"\xff\xfe\x00\x01")
@@ -438,14 +435,14 @@ def test_attachments(chat: Page, engine: ScriptedEngine, tmp_path: Path) -> None
     expect(chat.locator(".chip")).to_have_count(2)
     files.set_input_files(tmp_path / "noise.bin")
     chat.get_by_text("noise.bin: not a text file").wait_for()
-    say(chat, "What is it?")
+    send(chat, "What is it?")
     ended(chat, 1)
     prompt = bytes(engine.requests[-1].prompt).decode()
     assert "File: notes.txt\n```\nthe secret is seven\n```" in prompt and "Dear reader" in prompt
 
 
 def pdf(text: str) -> bytes:
-    """A file of one page with one line."""
+    """Return a PDF of one page with one line."""
     content = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -475,13 +472,13 @@ STORED = """async (text) => {
 
 
 @pytest.mark.parametrize("how", ["reload", "crash"])
-def test_an_answer_that_was_interrupted_is_kept_and_continued(
+def test_an_interrupted_answer_is_stored_and_continued(
     chat: Page, engine: ScriptedEngine, context: BrowserContext, how: str
 ) -> None:
     goes_on = threading.Event()
     engine.say, engine.piece, engine.pause = "The Ebro rises in Cantabria.", 8, lambda: goes_on.wait(120)
     try:
-        say(chat, "Go")
+        send(chat, "Go")
         expect(answers(chat)).to_have_text("The Ebro")
         page = chat
         if how == "reload":
@@ -514,7 +511,7 @@ def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str)
     )
     chat.get_by_role("link", name=view, exact=True).click()
     if view == "Chat":
-        say(chat, "Go")
+        send(chat, "Go")
     else:
         chat.get_by_label("Text", exact=True).fill("Go: ")
         chat.keyboard.press("ControlOrMeta+Enter")
@@ -525,11 +522,11 @@ def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str)
         expect(answers(chat)).to_have_text("The Ebro")
 
 
-def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
+def test_each_chat_has_its_own_draft(chat: Page, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("the secret is seven")
     field = chat.get_by_label("Message", exact=True)
     new, rivers = chat.get_by_role("link", name="New chat"), chat.get_by_role("link", name="Rivers of Spain")
-    say(chat, "Rivers of Spain")
+    send(chat, "Rivers of Spain")
     ended(chat, 1)
     expect(field).to_have_value("")
 
@@ -564,7 +561,7 @@ def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said", "advice"),
+    ("status", "body", "message", "advice"),
     [
         (0, "", "Cannot reach the server", "choose Regenerate"),
         (500, {"error": {"message": "device lost."}}, "device lost", "choose Regenerate"),
@@ -573,7 +570,7 @@ def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
         (200, [{"choices": [{"delta": {"content": "A"}}]}, {"error": {"message": "gone"}}], "gone", "choose Continue"),
     ],
 )  # fmt: skip
-def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: Any, said: str, advice: str) -> None:
+def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: Any, message: str, advice: str) -> None:
     chat.expected_errors.append("Failed to load|ERR_")  # type: ignore[attr-defined]
 
     def answer(route: Route) -> None:
@@ -586,13 +583,13 @@ def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: A
             route.fulfill(status=status, json=body)
 
     chat.route("**/v1/chat/completions", answer)
-    say(chat, "Go")
+    send(chat, "Go")
     expect(chat.locator("article.assistant .notice")).to_contain_text(advice)
-    expect(chat.get_by_text(said)).to_have_count(1)
+    expect(chat.get_by_text(message)).to_have_count(1)
     chat.unroute_all()
     chat.get_by_role(
         "button", name=advice.removeprefix("choose ") if advice.startswith("choose") else "Regenerate"
     ).click()
     ended(chat, 1)
     expect(answers(chat)).to_contain_text("Answer to 1.")
-    expect(chat.get_by_text(said)).to_have_count(0)
+    expect(chat.get_by_text(message)).to_have_count(0)

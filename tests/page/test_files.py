@@ -1,4 +1,4 @@
-"""How the page's files are answered."""
+"""HTTP responses of the page's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamado.page.files import page_paths, page_routes
 client = TestClient(Starlette(routes=list(page_routes())))
 
 
-def test_the_start_and_all_it_names() -> None:
+def test_the_start_page_and_its_files_are_served() -> None:
     start = client.get("/")
     assert start.status_code == 200 and start.headers["content-type"] == "text/html; charset=utf-8"
     assert start.content == client.get("/index.html").content
@@ -22,19 +22,19 @@ def test_the_start_and_all_it_names() -> None:
         assert client.get(path).status_code == 200, path
 
 
-def test_nothing_else_is_answered() -> None:
+def test_other_paths_are_not_found() -> None:
     for path in ("/assets/none.js", "/assets/..%2findex.html", "/sources.sha256", "/files.py", "/assets/"):
         assert client.get(path).status_code == 404, path
 
 
-def test_scripts_come_from_the_server_alone() -> None:
+def test_the_policy_allows_scripts_of_the_server_only() -> None:
     policy = dict(part.split(" ", 1) for part in client.get("/").headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
 
 
-def test_kept_by_the_browser_and_packed() -> None:
-    (path,) = (path for path in page_paths() if path.startswith("/assets/temml"))  # large enough to be packed
+def test_files_are_cached_and_compressed() -> None:
+    (path,) = (path for path in page_paths() if path.startswith("/assets/temml"))  # large enough to be compressed
     plain = client.get(path, headers={"accept-encoding": "identity"})
     packed = client.get(path, headers={"accept-encoding": "gzip"})
     assert "immutable" in plain.headers["cache-control"] and "content-encoding" not in plain.headers
@@ -47,7 +47,7 @@ def test_kept_by_the_browser_and_packed() -> None:
     assert again.status_code == 304 and again.content == b""
 
 
-def test_only_files_whose_names_change_with_their_content_are_kept_for_long() -> None:
+def test_only_assets_are_immutable() -> None:
     for path in page_paths():
         control = client.get(path).headers["cache-control"]
         assert control == ("public, max-age=31536000, immutable" if path.startswith("/assets/") else "no-cache"), path

@@ -1,4 +1,4 @@
-"""Answers, names, titles and files that mean ill: nothing of them runs, nothing leaves, and the page stays quick."""
+"""Hostile answers, names and files: no script runs, no request leaves, and the page stays responsive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import computing
+from browsing import computing, send
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -24,7 +24,7 @@ globalThis.alert = globalThis.pwn;
 
 
 class Listener:
-    """Counts who connects: a picture, a style or a link that was fetched would."""
+    """Records connections, such as those for images and style sheets."""
 
     def __init__(self) -> None:
         seen: list[bytes] = []
@@ -54,7 +54,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 def chat(page: Page, engine: ScriptedEngine, listener: Listener) -> Iterator[Page]:
-    """A page with the chat open; the test fails where anything of the answers ran or went out."""
+    """A page with the chat open. The test fails if a script of an answer ran or a request was sent."""
     page.add_init_script(TRAP)
     with scripted_server(engine) as address:
         page.goto(address)
@@ -66,13 +66,12 @@ def chat(page: Page, engine: ScriptedEngine, listener: Listener) -> Iterator[Pag
 
 
 def ask(page: Page, text: str = "Go") -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
+    send(page, text)
     page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
 def markup(out: str) -> str:
-    """Markup and links that would run or fetch."""
+    """Return markup and links that would run scripts or send requests."""
     return f"""
 <script>pwn(1)</script><script src="{out}/s.js"></script>
 <img src=x onerror=pwn(2)><img src="{out}/i.png">
@@ -104,7 +103,7 @@ $\\style{{background:url({out}/st)}}{{z}}$ $\\htmlData{{onclick=pwn(19)}}{{q}}$
 """
 
 
-def test_markup_is_text(chat: Page, engine: ScriptedEngine, listener: Listener) -> None:
+def test_markup_is_shown_as_text(chat: Page, engine: ScriptedEngine, listener: Listener) -> None:
     engine.say = markup(listener.address)
     ask(chat)
     answer = chat.locator("article.assistant")
@@ -121,7 +120,7 @@ def test_markup_is_text(chat: Page, engine: ScriptedEngine, listener: Listener) 
     answer.get_by_text("raw").first.click()
 
 
-def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
+def test_hostile_names_titles_and_errors_are_shown_as_text(page: Page, listener: Listener) -> None:
     page.add_init_script(TRAP)
     page.expected_errors.append("400|500")  # type: ignore[attr-defined]
     evil = f'<img src="{listener.address}" onerror=pwn(1)>\u202etxt.exe<script>pwn(2)</script>'
@@ -132,8 +131,8 @@ def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
             route.fulfill(json={"data": [{"id": evil, "status": {"value": evil}}, {"id": "b"}]})
 
         def props(route: Any) -> None:
-            told = route.fetch().json()
-            route.fulfill(json=told | {"model_alias": evil, "tools_enabled": True})
+            body = route.fetch().json()
+            route.fulfill(json=body | {"model_alias": evil, "tools_enabled": True})
 
         page.route("**/v1/models", models)
         page.route("**/props*", props)
@@ -142,7 +141,7 @@ def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
         expect(page.get_by_role("combobox", name="Model")).to_contain_text("<img")
-        ask(page, evil)  # it is the title, too
+        ask(page, evil)  # also the title
         expect(page.get_by_role("heading", level=1)).to_contain_text("<img")
         kept = {
             "format": "llamado-conversations",
@@ -207,13 +206,13 @@ LONG = {
     "headings": "# h\n" * 10_000,
     "entities": "&amp;&lt;&#0;&#xFFFFFFF;" * 10_000,
 }
-MOST_MS = 100  # of computing, between two keys that are pressed
+MOST_MS = 100  # of processor time per task
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", LONG)
-def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> None:
-    """What the page computes in one go, while the answer comes and when it has ended: so long nothing else is heard."""
+def test_long_answers_keep_tasks_short(chat: Page, engine: ScriptedEngine, what: str) -> None:
+    """No input is handled during a task, while the answer streams or afterwards."""
     engine.say = LONG[what]
     engine.piece, engine.delay = max(64, len(LONG[what].encode()) // 150), 0.01
     with computing(chat) as tasks:
@@ -224,8 +223,8 @@ def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> 
     assert chat.locator("article.assistant").inner_text().strip() and not chat.locator(".notice").count()
 
 
-def test_what_the_page_computes_is_measured(page: Page) -> None:
-    """A loop is seen whatever else the machine does, and time in which nothing is computed is none."""
+def test_processor_time_is_measured(page: Page) -> None:
+    """A loop counts and waiting does not, whatever the load of the machine."""
     loop = "const end = performance.now() + 1000; while (performance.now() < end);"
     with computing(page) as tasks:
         page.evaluate("() => new Promise((done) => setTimeout(done, 300))")

@@ -1,4 +1,4 @@
-"""The latency lab, over the real SmolLM2 on two workers that the server started."""
+"""The latency lab, with SmolLM2 on two workers that the server started."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browsing import serving, take_picture, until
+from browsing import assert_accessible, serving, take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 FACTOR = 1.4
-"""How far off the formula the best of some runs may be: tests share their machine with others."""
+"""Allowed ratio of the fastest run to the formula: other processes share the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def runs(page: Page) -> int:
 
 
 def more_runs(page: Page, n: int) -> list[float]:
-    """Tokens a second of `n` runs more."""
+    """Return the tokens/s of the next `n` runs."""
     found = []
     for _ in range(n):
         before = runs(page)
@@ -49,21 +48,19 @@ def more_runs(page: Page, n: int) -> list[float]:
     return found
 
 
-def test_delays_cost_what_theory_says_and_bytes_stay(page: Page, lab: str) -> None:
+def test_delays_match_the_theory_and_keep_the_bytes(page: Page, lab: str) -> None:
     page.goto(f"{lab}/#/lab")
     expect(page.locator("fieldset")).to_have_count(2)
     fast = max(more_runs(page, 8))
-    if AXE.exists():
-        page.evaluate(AXE.read_text())
-        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+    assert_accessible(page)
     page.get_by_label("Delay").first.fill("60")
     page.get_by_label("Delay").last.fill("40")
     expect(page.locator(".figure").nth(2)).to_contain_text("100 ms")
-    more_runs(page, 1)  # which may have begun before
+    more_runs(page, 1)  # it may have started before
     slow = max(more_runs(page, 3))
     expected = float(page.locator(".figure strong").nth(1).inner_text())
-    told = httpx.get(f"{lab}/lab").json()
-    assert told["on"] and [link["latency_ms"] for link in told["links"]] == [60, 40]
+    state = httpx.get(f"{lab}/lab").json()
+    assert state["on"] and [link["latency_ms"] for link in state["links"]] == [60, 40]
     assert slow < fast / 2, "the curve falls"
     assert expected / FACTOR < slow < expected * FACTOR, (slow, expected)
     expect(page.locator(".badge")).to_contain_text("Bytes are equal")
@@ -90,39 +87,39 @@ DRAG = """async () => {
   slider.dispatchEvent(new Event("input", { bubbles: true }));
   return seen;
 }"""
-"""Drags a slider to the right, and looks two frames after each step."""
+"""Drag a slider to the right, and read the page two frames after each step."""
 
 
-def test_theory_follows_the_sliders_while_they_are_dragged(page: Page, lab: str) -> None:
-    """Without a run between: by what the server reckons where no run without delays told it yet."""
+def test_the_theory_follows_the_sliders(page: Page, lab: str) -> None:
+    """It needs no run: without a measured compute time it uses the predicted one."""
     links = [link | {"latency_ms": 30} for link in httpx.get(f"{lab}/lab").json()["links"]]
     httpx.post(f"{lab}/lab/links", json={"links": links})
     page.goto(f"{lab}/#/lab")
     expect(page.locator(".figure").nth(1)).to_contain_text("predicted")
     assert 1 < float(page.locator(".figure strong").nth(1).inner_text()) < 1 / 0.06
-    for _ in range(5):  # between two runs there is time for one
+    for _ in range(5):  # until no run ends during the drag
         seen = page.evaluate(DRAG)
         if len({one["answers"] for one in seen}) == 1:
             break
-    assert len({one["answers"] for one in seen}) == 1, "no run ended meanwhile: what is seen is theory"
+    assert len({one["answers"] for one in seen}) == 1, "a run ended during each drag"
     theory = [1 / one["theory"] for one in seen]
     steps = [1e3 * (b - a) for a, b in pairwise(theory)]
-    assert steps == pytest.approx([10, 10, 20, 40], abs=4), "each millisecond of the link is one of a token"
-    assert sorted(one["ring"] for one in seen) == [one["ring"] for one in seen], "it goes down the curve"
+    assert steps == pytest.approx([10, 10, 20, 40], abs=4), "a millisecond of link time adds a millisecond per token"
+    assert sorted(one["ring"] for one in seen) == [one["ring"] for one in seen], "the ring moves down the curve"
     assert [one["share"] for one in seen] == [f"+ {ms} ms per token" for ms in ("0.0", "10", "20", "40", "80")]
     page.get_by_label("Delay").last.fill("0")
     expect(page.locator(".figure").nth(1)).not_to_contain_text("predicted")
 
 
-def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
-    page.expected_errors.append("503")  # /health, while it is waited for
+def test_a_worker_is_killed_and_restarted(page: Page, lab: str) -> None:
+    page.expected_errors.append("503")  # /health, while the worker is gone
     page.goto(f"{lab}/#/lab")
     more_runs(page, 1)
     page.get_by_role("button", name="Kill worker").first.click()
     again = page.get_by_role("button", name="Restart worker")
     again.wait_for()
     page.locator("fieldset .state.lost, fieldset .state.away").wait_for()
-    more_runs(page, 2)  # its layers are with the others
+    more_runs(page, 2)  # other devices hold its layers
     again.click()
     page.get_by_role("button", name="Kill worker").nth(1).wait_for()
     expect(page.locator("fieldset .state.ready")).to_have_count(2)
@@ -132,7 +129,7 @@ def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """`llamado up` with two workers and the lab: its address."""
+    """Run `llamado up` with two workers and the lab; yield its address."""
     command = [sys.executable, "-m", "llamado", "up", "-m", "smollm2", "--nodes", "3", "--port", "0", "--"]
     command += ["--lab", "-c", "2048", "-np", "2", "--rpc-failover", "1"]
     (folder / "run").mkdir()
@@ -160,11 +157,11 @@ WATCH = """() => {
   const all = { subtree: true, attributes: true, childList: true };
   new MutationObserver(look).observe(document.querySelector(".links"), all);
 }"""
-"""Keeps which states the last worker is shown in, and since when (ms)."""
+"""Record the states of the last worker, with the time of each in ms."""
 
 
-def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: Path) -> None:
-    """`llamado up` started it, ends it, and starts it again; the map shows each."""
+def test_a_killed_worker_of_a_cluster_is_restarted(page: Page, tmp_path: Path) -> None:
+    """`llamado up` kills and restarts the worker; the view shows both."""
     with cluster(tmp_path) as address:
         page.goto(f"{address}/#/lab")
         more_runs(page, 1)
@@ -181,7 +178,7 @@ def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: 
         expect(page.locator(".badge")).to_contain_text("Bytes are equal")
 
 
-def test_it_is_closed_unless_the_server_opens_it(page: Page) -> None:
+def test_the_lab_is_off_by_default(page: Page) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page.goto(f"{address}/#/lab")
         page.get_by_text("The lab is off").wait_for()

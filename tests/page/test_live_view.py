@@ -1,4 +1,4 @@
-"""The live view: of a real model at work, and of a router whose models are loaded and unloaded from it."""
+"""The live view of a server, and of a router."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browsing import serving, take_picture, until
+from browsing import assert_accessible, serving, take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 @pytest.fixture
 def streams(smollm2_server: str) -> Iterator[list[threading.Thread]]:
-    """Eight answers at once, one of a long prompt, until the test ends."""
+    """Eight concurrent answers, one to a long prompt, until the test ends."""
     over = threading.Event()
 
     def ask(i: int) -> None:
@@ -40,7 +39,7 @@ def streams(smollm2_server: str) -> Iterator[list[threading.Thread]]:
         thread.join(60)
 
 
-def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.Thread]) -> None:
+def test_eight_concurrent_requests_are_shown(page: Page, smollm2_server: str, streams: list[threading.Thread]) -> None:
     page.goto(f"{smollm2_server}#/live")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(8)
@@ -58,15 +57,15 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     rows = page.locator(".waterfall tr.running")
     expect(rows).to_have_count(8)
     track = rows.first.locator(".track")
-    told = track.get_attribute("aria-label")
-    expect(track).not_to_have_attribute("aria-label", told or "")
+    label = track.get_attribute("aria-label")
+    expect(track).not_to_have_attribute("aria-label", label or "")
     assert re.search(r"generation \d", track.get_attribute("aria-label") or "")
     expect(page.get_by_label("Now").get_by_text("of 8")).to_be_visible()
 
     chart = page.locator("figure.chart").first
     expect(chart).to_have_attribute("data-points", re.compile(r"^([5-9]|\d\d+)$"))
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Generation: tokens/s [1-9]"))
-    # Something is drawn: the canvas has colors of the line, which follow the theme.
+    # The canvas is not empty, and its colors follow the theme.
     line = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((v) => v).length"
     assert chart.locator("canvas").evaluate(line) > 1000
     color = (
@@ -83,7 +82,7 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     take_picture(page, "live")
 
 
-def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:
+def test_the_log_is_filtered_and_paused(page: Page, smollm2_server: str) -> None:
     page.goto(f"{smollm2_server}#/live")
     log = page.get_by_role("log")
     log.get_by_text("model loaded in").wait_for()
@@ -104,7 +103,7 @@ def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:
     expect(log.locator(".line")).not_to_have_count(n)
 
 
-def test_how_requests_ended(page: Page) -> None:
+def test_results_of_requests_are_shown(page: Page) -> None:
     engine = ScriptedEngine("All is well.")
     with scripted_server(engine) as address:
         page.goto(f"{address}#/live")
@@ -115,20 +114,18 @@ def test_how_requests_ended(page: Page) -> None:
         page.locator(".outcome.bad", has_text="400").wait_for()
         engine.delay = 2.0
         body = {"prompt": "a", "n_predict": 12, "stream": True}
-        with httpx.stream("POST", f"{address}/completion", json=body, timeout=60) as told:
-            next(told.iter_lines())  # and away
+        with httpx.stream("POST", f"{address}/completion", json=body, timeout=60) as response:
+            next(response.iter_lines())  # then disconnect
         page.locator(".figure", has_text="Canceled").get_by_text("1", exact=True).wait_for()
         assert "SECRET" not in page.content()
-        if AXE.exists():  # with npm ci in web/
-            page.evaluate(AXE.read_text())
-            assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
-        page.get_by_role("button", name=re.compile("Colors")).focus()  # the keyboard gets through
+        assert_accessible(page)
+        page.get_by_role("button", name=re.compile("Colors")).focus()  # the keyboard reaches the view
         for _ in range(3):
             page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.closest('.live') !== null")
 
 
-def test_what_the_prompt_cache_holds(page: Page, tmp_path: Path) -> None:
+def test_contents_of_the_prompt_cache_are_shown(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path, "-m", "smollm2", "-c", "1024", "-np", "1") as address:
         page.goto(f"{address}#/live")
         page.get_by_text("Contents").click()
@@ -139,12 +136,10 @@ def test_what_the_prompt_cache_holds(page: Page, tmp_path: Path) -> None:
         expect(row).to_have_count(1)
         expect(row).to_contain_text("The rivers of Spain are long.")
         expect(row).to_contain_text("ago")
-        if AXE.exists():
-            page.evaluate(AXE.read_text())
-            assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+        assert_accessible(page)
 
 
-def test_a_server_that_comes_back(page: Page) -> None:
+def test_a_lost_connection_is_shown(page: Page) -> None:
     page.expected_errors.append("ERR_|Failed to load|404")  # type: ignore[attr-defined]
     with scripted_server(ScriptedEngine()) as address:
         page.goto(f"{address}#/live")
@@ -152,10 +147,10 @@ def test_a_server_that_comes_back(page: Page) -> None:
     page.locator(".live .notice").wait_for()
 
 
-def test_a_router_of_two_models(page: Page, tmp_path: Path) -> None:
+def test_models_of_a_router_are_loaded_and_unloaded(page: Page, tmp_path: Path) -> None:
     source = next((Path.home() / ".cache/llamado/models").glob("SmolLM2*.gguf"), None)
     if source is None:
-        pytest.skip("the model is not on this machine")
+        pytest.skip("SmolLM2 is not on this machine")
     folder = tmp_path / "models"
     folder.mkdir()
     for name in ("one", "two"):
@@ -173,7 +168,7 @@ def test_a_router_of_two_models(page: Page, tmp_path: Path) -> None:
         page.get_by_role("heading", name="two").wait_for()
         httpx.post(f"{address}/v1/completions", json={"model": "two", "prompt": "a", "max_tokens": 3}, timeout=60)
         page.get_by_text("token limit").wait_for()
-        page.get_by_label("Model").select_option("one")
+        page.get_by_label("Model", exact=True).select_option("one")
         expect(page.get_by_role("log").get_by_text("[one]").first).to_be_visible()
         expect(page.get_by_role("log").get_by_text("[two]")).to_have_count(0)
         for model, name in ((two, "two"), (one, "one")):

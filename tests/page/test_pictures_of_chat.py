@@ -1,18 +1,17 @@
-"""The pictures of the chat, the comparison and the completion in the documents: a real, small model's answers."""
+"""Screenshots of chat, comparison and completion for the documentation, with answers of a small model."""
 
 from __future__ import annotations
 
 import pytest
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-    page.locator(".stats").last.wait_for()
+    send(page, text)
+    page.locator(".stats:not(.streaming)").last.wait_for()
 
 
 def setting(page: Page, name: str, value: str) -> None:
@@ -20,7 +19,7 @@ def setting(page: Page, name: str, value: str) -> None:
     page.get_by_label(name, exact=name[-1] != " ").blur()
 
 
-def test_pictures(page: Page, smollm2_server: str) -> None:
+def test_screenshots_of_text_views(page: Page, smollm2_server: str) -> None:
     page.goto(smollm2_server)
     page.get_by_role("button", name="Settings").click()
     setting(page, "temperature", "0")
@@ -57,7 +56,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     setting(page, "n_predict", "60")
     setting(page, "seed", "1")
     page.get_by_role("button", name="Complete", exact=True).click()
-    page.locator(".stats").wait_for()
+    page.locator(".stats:not(.streaming)").wait_for()
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").nth(8).hover()
     page.wait_for_timeout(200)

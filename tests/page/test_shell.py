@@ -1,4 +1,4 @@
-"""The page's frame: it comes up at once, says what the server does, asks for the key."""
+"""The frame of the page: navigation, server status, API key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Browser, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -15,17 +15,7 @@ from llamado.text.template.templates import TEMPLATES
 pytestmark = pytest.mark.browser
 
 
-def test_send_and_read(page: Page) -> None:
-    engine = ScriptedEngine(lambda prompt: "Ebro, Tajo, Duero." if "rivers" in prompt else "What?")
-    with scripted_server(engine) as address:
-        page.goto(address)
-        page.get_by_label("Message", exact=True).fill("Name three rivers.")
-        page.keyboard.press("Enter")
-        page.get_by_text("Ebro, Tajo, Duero.").wait_for()
-        page.get_by_text("fake", exact=True).first.wait_for()
-
-
-def test_asks_for_the_key(page: Page) -> None:
+def test_the_page_asks_for_the_api_key(page: Page) -> None:
     page.expected_errors.append("401")
     with scripted_server(ScriptedEngine(), keys=("secret",)) as address:
         page.goto(address)
@@ -37,15 +27,14 @@ def test_asks_for_the_key(page: Page) -> None:
         dialog.get_by_label("API key").fill("secret")
         dialog.get_by_role("button", name="Continue").click()
         page.get_by_text("fake", exact=True).first.wait_for()
-        page.get_by_label("Message", exact=True).fill("Hello")
-        page.keyboard.press("Enter")
+        send(page, "Hello")
         page.get_by_text("All is well.").wait_for()
         page.reload()
         page.get_by_text("fake", exact=True).first.wait_for()
         assert not dialog.is_visible()
 
 
-def test_a_server_that_ends_and_comes_back(page: Page) -> None:
+def test_an_unreachable_server_is_shown(page: Page) -> None:
     page.expected_errors.append("ERR_CONNECTION|Failed to load")
     with scripted_server(ScriptedEngine()) as address:
         page.goto(address)
@@ -53,7 +42,7 @@ def test_a_server_that_ends_and_comes_back(page: Page) -> None:
     page.get_by_text("the server cannot be reached").wait_for()
 
 
-def test_a_view_that_could_not_be_fetched_opens_when_the_server_is_back(page: Page) -> None:
+def test_a_view_that_failed_to_load_opens_once_the_server_is_back(page: Page) -> None:
     page.expected_errors.append("ERR_|Failed to load")  # type: ignore[attr-defined]
     with scripted_server(ScriptedEngine()) as address:
         page.goto(address)
@@ -71,8 +60,8 @@ def test_a_view_that_could_not_be_fetched_opens_when_the_server_is_back(page: Pa
 VIEWS = ("Chat", "Compare", "Complete", "Infill", "Live", "Cluster", "Lab")
 
 
-def test_a_view_looks_the_same_whatever_was_looked_at_before(page: Page) -> None:
-    """Each view's style sheet stays when another view is shown."""
+def test_style_sheets_of_other_views_change_no_view(page: Page) -> None:
+    """The style sheet of each view stays loaded."""
 
     def places() -> list[Any]:
         page.locator(".lane").first.wait_for()
@@ -94,7 +83,7 @@ def test_a_view_looks_the_same_whatever_was_looked_at_before(page: Page) -> None
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_on_a_phone_nothing_hangs_over_and_all_views_are_reached(browser: Browser, view: str) -> None:
+def test_a_phone_reaches_all_views_without_horizontal_scrolling(browser: Browser, view: str) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
         page.goto(address)
@@ -115,7 +104,7 @@ def test_on_a_phone_nothing_hangs_over_and_all_views_are_reached(browser: Browse
         page.close()
 
 
-def test_a_new_chat_says_what_answers_and_what_may_be_asked(page: Page) -> None:
+def test_a_new_chat_shows_the_model_and_examples(page: Page) -> None:
     engine = ScriptedEngine(lambda prompt: "Blue is scattered." if "sky is blue" in prompt else "What?")
     with scripted_server(engine) as address:
         page.goto(address)
@@ -126,15 +115,15 @@ def test_a_new_chat_says_what_answers_and_what_may_be_asked(page: Page) -> None:
         expect(page.locator(".welcome")).to_have_count(0)
 
 
-def test_of_many_models_one_that_is_loaded_is_asked_until_another_is_chosen(page: Page) -> None:
-    """A router refuses a request that names no model."""
+def test_requests_name_a_loaded_model_until_another_is_chosen(page: Page) -> None:
+    """A router rejects requests without a model."""
 
-    def told(route: Route, more: dict[str, Any]) -> None:
+    def respond(route: Route, more: dict[str, Any]) -> None:
         route.fulfill(json=route.fetch().json() | more)
 
     listed = [{"id": "a", "status": {"value": "unloaded"}}, {"id": "b", "status": {"value": "loaded"}}]
     with scripted_server(ScriptedEngine()) as address:
-        page.route("**/props*", lambda route: told(route, {"role": "router"}))
+        page.route("**/props*", lambda route: respond(route, {"role": "router"}))
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
         page.goto(address)
         page.get_by_text("1 of 2 models loaded").wait_for()
@@ -147,8 +136,8 @@ def test_of_many_models_one_that_is_loaded_is_asked_until_another_is_chosen(page
             with page.expect_request(re.compile("completion")) as asked:
                 page.keyboard.press("ControlOrMeta+Enter" if name == "Text" else "Enter")
             assert asked.value.post_data_json["model"] == "b", view
-            page.locator(".stats").last.wait_for()
-        for view in ("Cluster", "Lab"):  # which a router has not
+            page.locator(".stats:not(.streaming)").last.wait_for()
+        for view in ("Cluster", "Lab"):  # a router has neither
             page.get_by_role("link", name=view, exact=True).click()
             page.get_by_role("heading", name="This address is a router").wait_for()
         page.get_by_role("link", name="Chat", exact=True).click()
@@ -159,9 +148,9 @@ def test_of_many_models_one_that_is_loaded_is_asked_until_another_is_chosen(page
         assert asked.value.post_data_json["model"] == "a"
 
 
-def test_a_model_without_a_template_is_said_and_limited(page: Page) -> None:
-    """It was not made for conversations, and may never end an answer."""
-    instead = {"chat_template": TEMPLATES["chatml"]}  # what the server takes where there is none
+def test_a_base_model_is_named_and_limited(page: Page) -> None:
+    """It may never end an answer."""
+    instead = {"chat_template": TEMPLATES["chatml"]}  # the server's fallback
     with scripted_server(ScriptedEngine()) as address:
         page.route("**/props*", lambda route: route.fulfill(json=route.fetch().json() | instead))
         page.goto(address)

@@ -1,4 +1,4 @@
-"""Tools that the server, or MCP servers behind its proxy, run for the model of the page."""
+"""Tools in the chat: the server's own and those of MCP servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 from waiting import GUARD
@@ -33,13 +33,8 @@ def call(name: str, arguments: str) -> str:
 
 
 def calls_then(answer: str, *calls: str) -> ScriptedEngine:
-    """Makes the calls, and answers once a result is there."""
+    """Return an engine that makes the calls, and answers once it has a result."""
     return ScriptedEngine(lambda prompt: answer if "<|im_start|>tool" in prompt else "".join(calls))
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
 
 
 @pytest.fixture
@@ -48,33 +43,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -> None:
+def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: Path) -> None:
     engine = calls_then("It is seven.", call("read_file", '{"path": "notes.txt"}'))
     settings = ToolSettings(builtin=("read_file", "write_file"), folder=str(folder))
     with scripted_server(engine, source=TEMPLATE, tools=settings) as address:
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
-        ask(page, "What is the secret?")
+        send(page, "What is the secret?")
         page.get_by_role("button", name="Run on the server").click()
         page.get_by_text("It is seven.").wait_for()
         expect(page.locator("article.tool .message-text")).to_contain_text("the secret is seven")
         prompts = [bytes(token for token in one.prompt if token < 256).decode() for one in engine.requests]
         assert "read_file" in prompts[0] and "write_file" not in prompts[0] and "the secret is seven" in prompts[1]
 
-        # Probabilities are refused beside tools: they are not asked for.
+        # The server rejects probabilities together with tools, so the page does not request them.
         page.get_by_label("Probabilities: ").fill("2")
         page.get_by_text("Not available together with tools.").wait_for()
 
         page.get_by_label("Run read_file automatically").check()
         page.get_by_role("link", name="New chat").click()
-        ask(page, "And again?")
+        send(page, "And again?")
         page.get_by_text("It is seven.").wait_for()
         assert len(engine.requests) == 4
         expect(page.get_by_role("button", name="Run on the server")).to_have_count(0)
 
 
-def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> None:
+def test_endless_tool_calls_are_stopped(page: Page, folder: Path) -> None:
     engine = ScriptedEngine(call("read_file", '{"path": "none.txt"}'))
     settings = ToolSettings(builtin=("read_file",), folder=str(folder))
     with scripted_server(engine, source=TEMPLATE, tools=settings) as address:
@@ -82,14 +77,14 @@ def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> Non
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
         page.get_by_label("Run read_file automatically").check()
-        ask(page, "Go")
+        send(page, "Go")
         page.get_by_role("alert").get_by_text("10 rounds of automatic tool calls").wait_for()
         assert len(engine.requests) == 11
         expect(page.locator("article.tool .message-text").first).to_contain_text("Error: ")
         page.get_by_role("button", name="Run on the server").wait_for()
 
 
-def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
+def test_tools_of_an_mcp_server_run_through_the_proxy(page: Page) -> None:
     engine = calls_then("Five.", call("add", '{"a": 2, "b": 3}'))
     with (
         mcp_server() as mcp,
@@ -105,7 +100,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("1 tool", exact=True).wait_for()
         page.get_by_label("add", exact=True).check()
-        ask(page, "2 + 3?")
+        send(page, "2 + 3?")
         page.get_by_role("button", name=f"Run at {mcp}").click()
         page.get_by_text("Five.").wait_for()
         expect(page.locator("article.tool .message-text")).to_have_text("5")
@@ -115,7 +110,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
 
 
 class mcp_server:
-    """A server of the protocol with one tool, over streamable HTTP: its address."""
+    """An MCP server with one tool, over streamable HTTP; yields its address."""
 
     def __enter__(self) -> str:
         from mcp.server.mcpserver import MCPServer
@@ -124,7 +119,7 @@ class mcp_server:
 
         @app.tool()
         def add(a: int, b: int) -> int:
-            """The sum."""
+            """Return the sum."""
             return a + b
 
         config = uvicorn.Config(app.streamable_http_app(), port=0, log_level="error")

@@ -1,4 +1,4 @@
-"""Two sides compared, a text completed, a gap filled, over a model whose answers the tests write."""
+"""The compare, complete and infill views, with scripted answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browsing import take_picture, until
+from browsing import send, take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -27,7 +27,9 @@ def address(engine: ScriptedEngine) -> Iterator[str]:
 MARKED = "() => [...(CSS.highlights.get('differs') ?? [])].map((range) => range.toString())"
 
 
-def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_two_sides_stream_at_once_and_differences_are_highlighted(
+    page: Page, address: str, engine: ScriptedEngine
+) -> None:
     def say(prompt: str) -> str:
         start = "Short" if "<system>brief" in prompt else "Long"
         return f"{start} answer {prompt.count('<user>')} of **rivers**." + " word" * 300 * ("slow" in prompt)
@@ -42,17 +44,15 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     expect(page.locator(".compare-head .what")).to_have_text(["fake · system prompt", "fake · top_k 5"])
     page.get_by_role("button", name="Close settings").click()
 
-    page.get_by_label("Message", exact=True).fill("Rivers?")
-    page.keyboard.press("Enter")
+    send(page, "Rivers?")
     page.get_by_text("2 of 12 words differ").wait_for()
     expect(page.locator(".compared .markdown")).to_have_text(["Short answer 1 of rivers.", "Long answer 1 of rivers."])
     until(page, lambda: page.evaluate(MARKED) == ["Short", "Long"])
-    expect(page.locator(".compared .stats")).to_have_count(2)
-    assert sorted(request.sampling.top_k for request in engine.requests) == [5, 40]
+    expect(page.locator(".compared .stats:not(.streaming)")).to_have_count(2)
+    assert sorted(request.params.sampling.top_k for request in engine.requests) == [5, 40]
 
     engine.delay = 0.02
-    page.get_by_label("Message", exact=True).fill("And slow ones?")
-    page.keyboard.press("Enter")
+    send(page, "And slow ones?")
     for side in ("Left", "Right"):
         expect(page.get_by_label(f"{side} answer").last).to_contain_text("answer 2 of rivers. word")
     assert engine.busy == 2
@@ -62,7 +62,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     assert (
         "Long answer 1 of **rivers**"
         in bytes(engine.requests[-1].prompt).decode() + bytes(engine.requests[-2].prompt).decode()
-    )  # each side goes on from its own answers
+    )  # each side continues from its own answers
     page.get_by_label("Highlight differences").click()
     until(page, lambda: page.evaluate(MARKED) == [])
     page.reload()
@@ -70,25 +70,23 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
 
 
 @pytest.mark.full
-def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_an_error_on_one_side_keeps_the_other_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/compare")
     page.get_by_role("button", name="Right settings").click()
     page.get_by_label("JSON schema").fill("{")
     page.get_by_label("JSON schema").blur()
-    page.get_by_label("Message", exact=True).fill("Hello")
-    page.keyboard.press("Enter")
+    send(page, "Hello")
     page.get_by_label("Right answer").get_by_text("The JSON schema").wait_for()
     expect(page.get_by_label("Left answer")).to_contain_text("One.")
 
 
 @pytest.mark.full
-def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_scrolling_up_stops_autoscroll_of_a_comparison(page: Page, address: str, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "A line.\n\n" * 300, 0.02, 9
     page.goto(f"{address}#/compare")
-    page.get_by_label("Message", exact=True).fill("Go")
-    page.keyboard.press("Enter")
+    send(page, "Go")
     list_ = page.locator(".compare-turns")
-    until(page, lambda: list_.evaluate("(all) => all.scrollTop > 300"))  # it follows the end
+    until(page, lambda: list_.evaluate("(all) => all.scrollTop > 300"))  # autoscroll
     list_.evaluate("(all) => all.scrollTo(0, 0)")
     shown = page.locator(".compared").inner_text()
     until(page, lambda: len(page.locator(".compared").inner_text()) > len(shown) + 100)
@@ -96,7 +94,7 @@ def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine:
     page.get_by_role("button", name="Stop").click()
 
 
-def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_a_text_is_continued_in_place(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/complete")
     text = page.get_by_label("Text", exact=True)
     page.get_by_role("button", name="Settings").click()
@@ -111,7 +109,7 @@ def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngin
     page.get_by_text("The model ended here.").wait_for()
     request = engine.requests[-1]
     assert bytes(request.prompt).endswith(b"Upon a time ") and b"<user>" not in bytes(request.prompt)
-    assert (request.n_predict, request.sampling.top_k) == (128, 3)
+    assert (request.params.n_predict, request.params.sampling.top_k) == (128, 3)
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").first.hover()
     expect(page.locator(".candidates .taken")).to_have_text(re.compile(r"O\s*50\.0%"))
@@ -146,7 +144,7 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
 
 
 @pytest.mark.full
-def test_a_model_without_tokens_for_infill(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_infill_tokens_is_reported(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fakes.FakeTokenizer.fim_pre", None)
     page.expected_errors.append("501")  # type: ignore[attr-defined]
     page.goto(f"{address}#/infill")

@@ -1,4 +1,4 @@
-"""Workers as processes of their own, for servers whose model is divided."""
+"""Worker processes for servers of a split model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waiting import GUARD
 
 
 class WorkerProcess:
-    """`llamado worker` with one thread; it keeps its port when it is started again."""
+    """`llamado worker` with one thread; it keeps its port when it is restarted."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._log = folder / f"{name}.log"
@@ -35,7 +35,7 @@ class WorkerProcess:
         return f"127.0.0.1:{self.port}"
 
     def kill(self) -> None:
-        """As a machine that loses its power."""
+        """Kill it without notice, like a power failure."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 

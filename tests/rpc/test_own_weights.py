@@ -113,7 +113,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
     with served(device, theirs) as worker, remote(worker, model) as far:
         assert logits(model, far) == logits(model, device)
-        assert far.own_weights == n_weights(model)
+        assert far.local_weight_bytes == n_weights(model)
         region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         address = np.frombuffer(region.memory, np.uint8).ctypes.data
@@ -138,7 +138,7 @@ def test_hashes_are_computed_once(
     monkeypatch.setattr(own_files, "_digest", never)
     monkeypatch.setattr(own_weights, "_digest", never)
     with served(device, theirs) as worker, remote(worker, model) as far:
-        assert logits(model, far) == right and far.own_weights == n_weights(model)
+        assert logits(model, far) == right and far.local_weight_bytes == n_weights(model)
     assert sent == []
 
 
@@ -152,7 +152,7 @@ def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Pa
     (theirs / "model.gguf").write_bytes(data)
     with served(device, theirs) as worker, remote(worker, model) as far:
         assert logits(model, far) == logits(model, device)
-        assert far.own_weights == n_weights(model) - info.nbytes
+        assert far.local_weight_bytes == n_weights(model) - info.nbytes
     assert sent == ["blk.1.ffn_up.weight"]
 
 
@@ -241,7 +241,7 @@ def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs
     with served(device, theirs) as worker, remote(worker, model) as far:
         file = RemoteModel(model, far).file
         tensor = file.tensors["token_embd.weight"]
-        assert far.own_weights
+        assert far.local_weight_bytes
         region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         region.fill(0, region.size, 0)
@@ -257,7 +257,7 @@ def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, 
         with served(device, theirs) as worker:
             (far,) = connect(f"127.0.0.1:{worker.port}", digests=digests)
             RemoteModel(model, far)
-            assert far.own_weights == n_weights(model)
+            assert far.local_weight_bytes == n_weights(model)
             far.close()
     assert sent == []
 
@@ -269,7 +269,7 @@ def test_all_is_sent_to_a_worker_without(
 ) -> None:
     with running(device, protocol=8, **options) as worker, remote(worker, model) as far:
         assert logits(model, far) == logits(model, device)
-        assert far.own_weights == 0
+        assert far.local_weight_bytes == 0
     assert len(sent) > 10
 
 

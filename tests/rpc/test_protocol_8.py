@@ -19,8 +19,7 @@ from waiting import GUARD, until
 from wire_client import layout, records, running
 
 from llamado.client.health import Phase
-from llamado.cluster.doctor.probes import probe_hello
-from llamado.cluster.greeting import greet
+from llamado.cluster.greeting import greet, probe_hello
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceLost
 from llamado.flags import FLAGS
@@ -45,8 +44,8 @@ class Described:
     def __init__(self, worker: Worker, major: int = 8) -> None:
         self.sock = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.probe_hello = self.ask(HELLO, bytes(24))
-        if self.probe_hello[0] != major:
+        self.hello = self.ask(HELLO, bytes(24))
+        if self.hello[0] != major:
             self.sock.close()
 
     def __enter__(self) -> Described:
@@ -140,7 +139,7 @@ def test_graphs_run_again_by_name(worker: Worker, monkeypatch: pytest.MonkeyPatc
     """More than are kept ready, so that most are decoded again, and with new inputs each time; a uid may come again."""
     monkeypatch.setattr(graphs, "_READY", 2)
     with Described(worker) as client:
-        assert client.probe_hello[:3] == bytes([8, 0, 0])
+        assert client.hello[:3] == bytes([8, 0, 0])
         memory = client.alloc(1 << 16)
         all_ = [Scaled(client, memory, 1024 * i, 2.0**i) for i in range(5)]
         for i, one in enumerate(all_, 1):
@@ -219,7 +218,7 @@ def test_who_hangs_up_is_greeted_in_the_other_version(worker: Worker, caplog: py
     until(lambda: "next greeting is 7.0.0" in caplog.text)
     for _ in range(2):
         with Described(worker, major=7) as client:
-            assert client.probe_hello[0] == 7 and client.ask(COUNT) == struct.pack("<I", 1)
+            assert client.hello[0] == 7 and client.ask(COUNT) == struct.pack("<I", 1)
             client.tell(SET_2D, b"")
             assert client.closed()
     Described(worker, major=7).sock.close()  # one of several, and of no use

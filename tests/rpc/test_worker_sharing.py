@@ -95,7 +95,7 @@ def test_working_memory_is_under_the_limit(device: CpuDevice) -> None:
         summed.send()
         assert client.is_closed()
         until(lambda: free(worker) >= before)
-        assert device.working < MIB
+        assert device.working_bytes < MIB
         assert mine.is_right()
     with running(device, mem=96 * MIB) as worker, Client(worker) as client:
         summed = Summed(client)
@@ -208,14 +208,14 @@ def test_a_device_says_what_it_needs_before_it_takes_it() -> None:
     device.reserve = refuse
     with pytest.raises(DeviceError, match="no"):
         device.prepare(graph)
-    assert asked[0] >= 64 * MIB and device.working == 0
+    assert asked[0] >= 64 * MIB and device.working_bytes == 0
     device.reserve = asked.append
     device.submit(graph)
-    assert asked[1:] == [device.working] == asked[:1]
+    assert asked[1:] == [device.working_bytes] == asked[:1]
     device.submit(graph)
     assert len(asked) == 2
-    device.forget([graph])
-    assert device.working == 0
+    device.drop_graphs([graph])
+    assert device.working_bytes == 0
     device.close()
 
 

@@ -19,7 +19,7 @@ def source() -> Iterator[Source]:
 
 @pytest.fixture
 def fake_server(source: Source, tmp_path: Path) -> Iterator[Callable[..., tuple[ServerProcess, str]]]:
-    """Starts `fake_server.py`; returns the process and its address once the port is open."""
+    """Return a function that starts `fake_server.py` and returns the process and its address once the port is open."""
     processes: list[ServerProcess] = []
 
     def start(*options: str) -> tuple[ServerProcess, str]:

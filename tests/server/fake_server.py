@@ -1,4 +1,4 @@
-"""A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
+"""Server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
 
 Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, tokens=N of an
 answer, timeout=SECONDS, connections=N,

@@ -1,9 +1,8 @@
-"""A model that needs no model: bytes are tokens, the answer to a prompt is a fixed text, one thread makes it."""
+"""Fake model: bytes are tokens, and one thread answers every prompt with a fixed text."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import orjson
 
 from llamado.engine.errors import ContextExceeded, EngineClosed
 from llamado.engine.request import (
@@ -38,7 +38,7 @@ from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 from llamado.tools.api import ToolsApi
 from llamado.tools.settings import ToolSettings
 
@@ -77,11 +77,11 @@ TEMPLATE = """
 
 
 def template(source: str = TEMPLATE) -> ChatTemplate:
-    return ChatTemplate(source, bos="<s>", eos="<eos>")
+    return ChatTemplate(source, EndTokens("<s>", "<eos>"))
 
 
 class FakeConstraint:
-    """Limits nothing; remembers what it was made of."""
+    """A constraint without effect that records its arguments."""
 
     def __init__(self, source: GrammarSource | None, triggers: Sequence[Trigger] = ()) -> None:
         self.source, self.triggers = source, triggers
@@ -103,7 +103,7 @@ class FakeConstraint:
 
 
 class FakeGrammars:
-    """A grammar that says `bad` cannot be compiled."""
+    """Fake compiler: rejects grammars whose text has `bad`."""
 
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
@@ -119,13 +119,13 @@ class FakeGrammars:
 
 
 class FakeEngine:
-    """Answers like the real one: events from its own thread, cancel at the next token, a snapshot at any time."""
+    """Fake engine: sends events from its own thread, cancels at the next token, returns a snapshot at any time."""
 
     def __init__(self, answer: str = ANSWER, delay: float = 0.0, n_slots: int = 4) -> None:
         self.answer = answer
         self.delay = delay
         self.before: Callable[[int], object] = lambda i: None
-        """Called before each token, with its number in the answer."""
+        """Called before each token with its index in the answer."""
         self.n_slots = n_slots
         self.cancelled: list[int] = []
         self.requests: list[Request] = []
@@ -133,7 +133,7 @@ class FakeEngine:
         self.fail_after = 0  # tokens
         self.fails_once = False
         self.n_cached = 0
-        """How much of each prompt it says it knew already."""
+        """Number of tokens of each prompt that are reported as cached."""
         self.fault: Fault | None = None
         self.degraded: tuple[Away, ...] = ()
         self.step_seconds = 0.0
@@ -145,7 +145,7 @@ class FakeEngine:
         self._thread.start()
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         request.validate()
         if len(request.prompt) >= 4096:
@@ -200,21 +200,21 @@ class FakeEngine:
             failed, self.fail = self.fail, None if self.fails_once else self.fail
             emit(Failure(failed))
             return
-        n_prompt, n_cached = len(request.prompt), self.n_cached
-        if request.return_progress:
-            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if request.timings_per_token else None
+        params, n_prompt, n_cached = request.params, len(request.prompt), self.n_cached
+        if params.return_progress:
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if params.timings_per_token else None
             emit(Progress(n_prompt, n_cached, n_prompt, 1, timings))
         text, stop, word = self.answer, "eos", ""
-        for candidate in request.stop:
+        for candidate in params.stop:
             if candidate in text:
                 text, stop, word = text[: text.index(candidate)], "word", candidate
         tokens = list(text.encode())
-        if 0 <= request.n_predict < len(tokens):
-            tokens, stop, word = tokens[: request.n_predict], "limit", ""
+        if 0 <= params.n_predict < len(tokens):
+            tokens, stop, word = tokens[: params.n_predict], "limit", ""
         prompt_probs = [
             TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
-            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
-            for i, token in enumerate(request.prompt if request.prompt_probs else ())
+            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: params.n_probs])
+            for i, token in enumerate(request.prompt if params.prompt_probs else ())
         ]  # fmt: skip
         sent, content, all_probs = b"", "", []
         for i, token in enumerate(tokens):
@@ -234,15 +234,15 @@ class FakeEngine:
                 piece = ""
             content += piece
             probs = None
-            if request.n_probs:
+            if params.n_probs:
                 one = TokenProb(token, bytes([token]), 0.5, math.log(0.5))
-                probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: request.n_probs])]
+                probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: params.n_probs])]
                 all_probs += probs
-            timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if params.timings_per_token else None
             emit(Token(piece, [token], probs, i, timings, () if i else prompt_probs))
         kind: StopType = stop  # type: ignore[assignment]
         timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
-        seed = request.sampling.seed
+        seed = params.sampling.seed
         emit(
             Done(
                 Result(
@@ -276,6 +276,14 @@ def served(engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None) -> S
 
 
 @asynccontextmanager
+async def client_of(state: ServerState) -> AsyncIterator[httpx.AsyncClient]:
+    """HTTP client of an application in this process."""
+    transport = httpx.ASGITransport(app=create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield http
+
+
+@asynccontextmanager
 async def client(
     engine: FakeEngine | None = None,
     *,
@@ -285,15 +293,14 @@ async def client(
     tools: ToolSettings | None = None,
     **switches: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of an application inside this process; `client.state` and `client.engine` reach behind it."""
+    """HTTP client of an application in this process; `client.state` and `client.engine` are its parts."""
     engine = engine or FakeEngine()
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
         state.served = served(engine, source)
     if tools is not None:
         state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]
         try:
             yield http
@@ -307,10 +314,47 @@ def run(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
 
 
+def send(
+    path: str, body: Any = None, engine: FakeEngine | None = None, method: str = "POST", **options: Any
+) -> httpx.Response:
+    """Send one request to a new application; `options`: see `client`."""
+
+    async def work() -> httpx.Response:
+        async with client(engine, **options) as http:
+            sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+            return await http.request(method, path, **sent)
+
+    response: httpx.Response = run(work())
+    return response
+
+
+def read(response: httpx.Response) -> tuple[int, Any]:
+    """Return the status, and the text of an event stream, the objects of JSON lines, or a JSON value."""
+    kind = response.headers["content-type"]
+    if kind.startswith("text/"):
+        return response.status_code, response.text
+    if kind == "application/x-ndjson":
+        assert response.text.endswith("\n")
+        return response.status_code, [orjson.loads(line) for line in response.text.splitlines()]
+    return response.status_code, response.json()
+
+
+def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:
+    return read(send(path, body, engine, **options))
+
+
+def get(path: str, **options: Any) -> tuple[int, Any]:
+    return read(send(path, method="GET", **options))
+
+
+def typed_events(body: str) -> list[Any]:
+    """Return the data of SSE messages whose event names are the types in their data."""
+    parts = [part.split("\n") for part in body.split("\n\n") if part]
+    found = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name.removeprefix("event: ") for name, _ in parts] == [event["type"] for event in found]
+    return found
+
+
 def events(body: str) -> list[str]:
-    """The data of each SSE message."""
+    """Return the data of each SSE message."""
     return [part.removeprefix("data: ") for part in body.split("\n\n") if part.startswith("data: ")]
-
-
-def replace(request: Request, **changes: Any) -> Request:
-    return dataclasses.replace(request, **changes)

@@ -1,6 +1,6 @@
-"""What Ollama's documents show (docs/api.md and docs/openapi.yaml of ollama/ollama), and what Open WebUI asks.
+"""Requests and answers in Ollama's documents (docs/api.md, docs/openapi.yaml of ollama/ollama) and of Open WebUI.
 
-A documented answer is here as its keys and the types of their values; `Maybe` marks those that not every answer has.
+Answers are given as keys with the types of their values; `Maybe` marks optional keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Maybe:
-    """A key that an answer need not have."""
+    """An optional key of an answer."""
 
     shape: Any
 
@@ -111,7 +111,7 @@ EVERY_OPTION = {
     "vocab_only": False, "use_mmap": True, "use_mlock": False, "num_thread": 8,
 }  # fmt: skip
 
-# Each documented request: its path, its body, and the shapes of the parts and of the end of its answer.
+# Documented requests: path, body, and the shapes of the answer's chunks and of its last chunk.
 DOCUMENTED: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "generate": ("generate", {"prompt": "Why is the sky blue?"}, GENERATE_PART, GENERATE_END),
     "generate at once": ("generate", {"prompt": "Why?", "stream": False}, None, GENERATE_END),
@@ -194,7 +194,7 @@ DOCUMENTED: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "load by chat": ("chat", {"messages": []}, None, {**LOADED, "message": {"role": str, "content": str}}),
 }
 
-# What Open WebUI sends (backend/open_webui/routers/ollama.py): method, path, body, and the shape of the answer.
+# Requests of Open WebUI (backend/open_webui/routers/ollama.py): method, path, body, and the shape of the answer.
 OPEN_WEBUI: dict[str, tuple[str, str, dict[str, Any] | None, Any]] = {
     "verify a connection": ("GET", "/api/version", None, {"version": str}),
     "list models": ("GET", "/api/tags", None, TAGS),
@@ -233,7 +233,7 @@ OPEN_WEBUI: dict[str, tuple[str, str, dict[str, Any] | None, Any]] = {
 
 
 def problems(value: Any, shape: Any, where: str = "answer") -> list[str]:
-    """Where a value is not as documented."""
+    """Return the places at which a value differs from the documented shape."""
     if isinstance(shape, Maybe):
         shape = shape.shape
     if isinstance(shape, dict):

@@ -1,6 +1,6 @@
-"""Server processes over the fake engine, forked from one that has imported everything already.
+"""Server processes over the fake engine, forked from a process that has imported everything.
 
-`python server_processes.py` is that one: it reads a line of JSON for each thing to do, and answers with one.
+`python server_processes.py` is that process: it reads and writes one line of JSON per command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class ServerProcess:
-    """One server: `fake_server.py` with arguments, its stderr in a file."""
+    """A server: `fake_server.py` with arguments, its stderr in a file."""
 
     def __init__(self, source: Source, log: Path, arguments: list[str]) -> None:
         self._source, self._log = source, log
@@ -44,17 +44,17 @@ class ServerProcess:
         self.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Kills it, if it has not ended."""
+        """Kill the process if it still runs."""
         self.send_signal(signal.SIGKILL)
         self.wait(60)
 
     def log(self) -> str:
-        """What it has said so far."""
+        """Return the output so far."""
         return self._log.read_text(errors="replace")
 
 
 class Source:
-    """The process that servers are forked from."""
+    """The process from which servers are forked."""
 
     def __init__(self) -> None:
         command = [sys.executable, __file__]
@@ -74,7 +74,7 @@ class Source:
 
 
 def fork(log: str, arguments: list[str]) -> int:
-    """Starts a server; returns its process."""
+    """Start a server; return its process."""
     import fake_server
 
     process = os.fork()

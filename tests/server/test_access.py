@@ -1,4 +1,4 @@
-"""Who may call the server: all of its routes by all methods, with and without keys, from pages of all kinds."""
+"""Access rules of every route: all methods, with and without keys, from all kinds of origins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALLOWED = "Access-Control-Allow-Origin"
 
 
 def table() -> dict[str, set[str]]:
-    """The methods of each path the application has, from its own routes; and a path it has not."""
+    """Return the methods of each path of the application, and those of a path that does not exist: none."""
 
     async def work() -> Any:
         return create_app(ServerState())
@@ -53,7 +53,7 @@ ROUTES = table()
 
 
 def ask(http: httpx.Client, method: str, path: str, **headers: str) -> httpx.Response:
-    """An answer to an empty object, or to no body where the method has none; of a stream of events how it begins."""
+    """Send an empty object, or no body for methods without one. Of an event stream, only the first chunk is read."""
     content = b"{}" if method in ("POST", "PUT") else None
     with http.stream(method, path, content=content, headers=headers) as answer:
         if "event-stream" in answer.headers.get("content-type", ""):
@@ -63,7 +63,7 @@ def ask(http: httpx.Client, method: str, path: str, **headers: str) -> httpx.Res
 
 
 def error_of(answer: httpx.Response, path: str) -> str:
-    """What an error says, in the form of the API that its path belongs to."""
+    """Return the message of an error in the form of its path's API."""
     error = answer.json()["error"]
     assert isinstance(error, str) == (path in OLLAMA), path
     return str(error if path in OLLAMA else error["message"])
@@ -81,7 +81,7 @@ def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, httpx.Client]
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
-def test_keys_and_origins_of_every_route(locked: tuple[Wire, httpx.Client], path: str) -> None:
+def test_every_route_checks_key_and_origin(locked: tuple[Wire, httpx.Client], path: str) -> None:
     wire, http = locked
     for method in METHODS:
         exists = method in ROUTES[path] or (method == "HEAD" and "GET" in ROUTES[path])
@@ -113,8 +113,8 @@ def test_keys_and_origins_of_every_route(locked: tuple[Wire, httpx.Client], path
 
 
 @pytest.mark.slow
-def test_no_route_is_answered_while_the_model_is_loaded() -> None:
-    """503 before any question for a key, so that the page, which is there already, can show how far it is."""
+def test_routes_return_503_while_the_model_is_loading() -> None:
+    """503 comes before 401, so that the page, which is available, can show the progress without a key."""
     with (
         serving(loaded=False, access=AccessRules(api_keys=(b"sesame",))) as wire,
         httpx.Client(base_url=wire.url, headers={"Origin": LOCAL}) as http,
@@ -123,7 +123,7 @@ def test_no_route_is_answered_while_the_model_is_loaded() -> None:
             for method in METHODS:
                 answer = ask(http, method, path)
                 shown = path in page_paths() and method in ("GET", "HEAD")
-                # Metrics are there already, for those who may read them.
+                # Metrics are available while loading, with a key.
                 other = 404 if path in page_paths() else 401 if path == "/metrics" else 503
                 assert answer.status_code == (200 if shown or method == "OPTIONS" else other), (method, path)
                 assert answer.headers[ALLOWED] == LOCAL
@@ -136,8 +136,8 @@ def open_server() -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES.keys() - PRIVILEGED))  # see test_tools_api.py
-def test_pages_of_other_sites_change_nothing(open_server: httpx.Client, path: str) -> None:
-    """Without a key: what changes something is refused, what is read is not shown to the page."""
+def test_requests_of_other_sites_change_nothing(open_server: httpx.Client, path: str) -> None:
+    """A server without keys refuses changes by other sites, and its CORS headers keep them from reading answers."""
     for method in ("GET", "POST", "DELETE"):
         changes = method != "GET"
         for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
@@ -167,10 +167,12 @@ def test_pages_of_other_sites_change_nothing(open_server: httpx.Client, path: st
         (AccessRules(), "http://[", 403, None),
         (AccessRules(), "localhost:5173", 200, "localhost:5173"),
         (AccessRules(), "localhost.evil.example", 403, None),
+        (AccessRules(cors_origins="localhost"), LOCAL, 200, LOCAL),
+        (AccessRules(cors_origins="localhost"), "http://localhost.evil.example", 403, None),
         (AccessRules(api_keys=(b"k",)), FOREIGN, 200, None),
     ],
 )
-def test_sites_that_may_call(rules: AccessRules, origin: str, status: int, shown: str | None) -> None:
+def test_cors_origins(rules: AccessRules, origin: str, status: int, shown: str | None) -> None:
     with serving(access=rules) as wire:
         headers = {"Origin": origin, "X-Api-Key": "k"}
         answer = httpx.post(f"{wire.url}/tokenize", json={"content": "a"}, headers=headers)

@@ -1,4 +1,4 @@
-"""The name of the build: what clients compare, and where its commit comes from."""
+"""The build name that clients compare, and the source of its commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado import __version__
 from llamado.build import BUILD, commit, head
 
 
-def test_it_begins_with_the_build_whose_behaviour_is_served() -> None:
+def test_the_name_begins_with_the_build_of_llama_cpp() -> None:
     assert re.fullmatch(rf"b11434-llamado-{re.escape(__version__)}(\+[0-9a-f]{{9}})?", BUILD)
 
     async def work() -> list[Any]:
@@ -35,12 +35,12 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_commit_of_a_work_tree(tmp_path: Path) -> None:
+def test_the_commit_of_a_working_tree(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     assert head(one) == ""
     git(one, "init", "-q", "-b", "trunk")
-    assert head(one) == ""  # nothing committed
+    assert head(one) == ""  # no commit yet
     git(one, "commit", "-q", "--allow-empty", "-m", "a")
     expected = git(one, "rev-parse", "HEAD")
     assert head(one) == expected
@@ -53,7 +53,7 @@ def test_the_commit_of_a_work_tree(tmp_path: Path) -> None:
     assert head(one) == expected
 
 
-def test_what_was_written_into_a_wheel_counts(tmp_path: Path) -> None:
+def test_a_commit_in_the_wheel_wins(tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "llamado"
     package.mkdir(parents=True)
     assert commit(package) == ""

@@ -1,4 +1,4 @@
-"""Tool calls, thoughts and limits in OpenAI's chat API, over the fake engine."""
+"""Tool calls, reasoning and constraints in OpenAI's chat API, over the fake engine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import fakes
 import orjson
 import pytest
-from fakes import FakeConstraint, FakeEngine, client, events, run
+from fakes import FakeConstraint, FakeEngine, client, events, post, run
 
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
-# What a template of the Hermes family looks like, with thoughts.
+# A template of the Hermes family with reasoning.
 HERMES = """
 {%- if tools %}<tools>{{ tools | tojson }}</tools> <tool_call>{"name": N, "arguments": A}</tool_call>{% endif -%}
 {%- for m in messages -%}
@@ -28,19 +28,12 @@ CALLING = '<think>hm</think>Well.<tool_call>\n{"name": "f", "arguments": {"a": 1
 
 
 def ask(body: dict[str, Any], engine: FakeEngine, path: str = "/v1/chat/completions", **options: Any) -> Any:
-    """JSON of one answer, or the data of a stream's events."""
-
-    async def work() -> Any:
-        async with client(engine, source=HERMES, **options) as http:
-            response = await http.post(path, json={"messages": USER} | body)
-            if response.headers["content-type"].startswith("text/event-stream"):
-                return [orjson.loads(e) for e in events(response.text) if e != "[DONE]"]
-            return response.json()
-
-    return run(work())
+    """Return the JSON of one answer, or the data of a stream's events."""
+    answer = post(path, {"messages": USER} | body, engine, source=HERMES, **options)[1]
+    return [orjson.loads(e) for e in events(answer) if e != "[DONE]"] if isinstance(answer, str) else answer
 
 
-def test_thoughts_content_and_calls() -> None:
+def test_reasoning_content_and_calls() -> None:
     choice = ask({"tools": [TOOL]}, FakeEngine(CALLING))["choices"][0]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -50,7 +43,7 @@ def test_thoughts_content_and_calls() -> None:
     assert orjson.loads(call["function"]["arguments"]) == {"a": 1}
 
 
-def test_a_stream_says_the_same_in_deltas() -> None:
+def test_a_stream_has_the_same_in_deltas() -> None:
     chunks = ask({"tools": [TOOL], "stream": True}, FakeEngine(CALLING))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -63,8 +56,8 @@ def test_a_stream_says_the_same_in_deltas() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_at_the_length_limit_ends_by_it(stream: bool) -> None:
-    """Whoever runs calls must know that there may have been more of them."""
+def test_a_call_at_the_length_limit_has_finish_reason_length(stream: bool) -> None:
+    """Clients must see that more calls may have been cut off."""
     body = {"tools": [TOOL], "stream": stream, "max_tokens": len(CALLING)}
     answer = ask(body, FakeEngine(CALLING + "x"))
     if stream:
@@ -77,7 +70,7 @@ def test_a_call_at_the_length_limit_ends_by_it(stream: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_usage_of_a_stream_is_that_of_all_its_answers(n: int) -> None:
-    """Once, in the last event; the prompt counts once, as in an answer that is not streamed."""
+    """Usage comes once, in the last event, and counts the prompt once, as in an answer that is not streamed."""
     engines = [FakeEngine("yes"), FakeEngine("yes")]
     for engine in engines:
         engine.n_cached = 2
@@ -94,7 +87,7 @@ def test_the_usage_of_a_stream_is_that_of_all_its_answers(n: int) -> None:
     assert ask({"n": n}, engines[1])["usage"] == chunks[-1]["usage"]
 
 
-def test_reasoning_format_none_leaves_thoughts_where_they_are() -> None:
+def test_reasoning_format_none_keeps_reasoning_in_the_content() -> None:
     message = ask({"reasoning_format": "none"}, FakeEngine("<think>hm</think>Yes"))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "<think>hm</think>Yes"}
 
@@ -106,7 +99,7 @@ def test_chat_parsing_can_be_turned_off() -> None:
     assert engine.requests[0].constraint is None
 
 
-def test_required_calls_are_limited_by_a_grammar() -> None:
+def test_required_calls_are_constrained_by_a_grammar() -> None:
     engine = FakeEngine(CALLING)
     ask({"tools": [TOOL], "tool_choice": "required"}, engine)
     assert isinstance(engine.requests[0].constraint, FakeConstraint)
@@ -127,30 +120,30 @@ def test_a_named_tool_must_exist() -> None:
         {"json_schema": {}},
     ],
 )
-def test_schemas_of_the_content(body: dict[str, Any]) -> None:
+def test_schemas_constrain_the_content(body: dict[str, Any]) -> None:
     engine = FakeEngine('{"a": 1}')
     ask(body, engine)
     source = engine.requests[0].constraint.source  # type: ignore[union-attr]
     assert source.kind in ("json_schema", "lark") and "object" in source.text
 
 
-def test_a_schema_that_cannot_be_used_is_named() -> None:
+def test_an_invalid_schema_is_named() -> None:
     answer = ask({"response_format": {"type": "json_schema", "schema": {"bad": 1}}}, FakeEngine())
     assert answer["error"]["code"] == 400 and "bad grammar" in answer["error"]["message"]
 
 
-def test_a_budget_for_thoughts() -> None:
+def test_a_reasoning_budget() -> None:
     engine = FakeEngine("<think>hm</think>Yes")
     ask({"reasoning_budget_tokens": 7, "reasoning_budget_message": "Enough."}, engine)
     tags = engine.requests[0].constraint.tags  # type: ignore[union-attr]
     assert (tags["start"], tags["end"], tags["budget"], tags["message"]) == ("<think>", "</think>", 7, "Enough.")
     engine = FakeEngine("Yes")
     ask({"reasoning_budget_tokens": 7, "reasoning_effort": "none"}, engine)
-    assert engine.requests[0].constraint is None  # the prompt has closed the thoughts
+    assert engine.requests[0].constraint is None  # the prompt has closed the reasoning
 
 
 @pytest.mark.slow
-def test_thoughts_are_ended_at_the_clients_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_can_end_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.generate.request.random_id", lambda: "1")
 
     async def work() -> None:
@@ -177,13 +170,13 @@ def test_thoughts_are_ended_at_the_clients_wish(monkeypatch: pytest.MonkeyPatch)
 def test_echo_begins_a_stream_with_the_prefill() -> None:
     messages = [*USER, {"role": "assistant", "content": "Sure: "}]
     chunks = ask({"messages": messages, "stream": True, "echo": True}, FakeEngine("yes"))
-    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    assert said == "Sure: yes"
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == "Sure: yes"
     whole = ask({"messages": messages}, FakeEngine("yes"))
     assert whole["choices"][0]["message"]["content"] == "Sure: yes"
 
 
-def test_verbose_answers_hold_their_native_form() -> None:
+def test_verbose_answers_have_their_native_form() -> None:
     native = ask({"verbose": True}, FakeEngine("yes"))["__verbose"]
     assert native["content"] == "yes" and native["generation_settings"]["chat_format"] != "Content-only"
     assert native["prompt"].endswith("<|im_start|>assistant")
@@ -195,7 +188,7 @@ def test_tokens_are_counted() -> None:
     assert answer == {"input_tokens": len(prompt.encode()), "object": "response.input_tokens"}
 
 
-def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_cannot_fit_is_refused_before_tokenizing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         fakes.FakeTokenizer, "encode", lambda self, text, **_: [0] if len(text) < 100 else pytest.fail()
     )
@@ -234,21 +227,21 @@ def test_logprobs_of_a_stream_with_tools() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switched", [False, True])
-def test_where_the_native_form_is(switched: bool) -> None:
-    """By the request or, where that is silent, by `--verbosity 10`: as in llama-server, in each part of a completion's
-    stream, in the first part of the end of a chat's, and not in other APIs."""
+def test_places_of_the_native_form(switched: bool) -> None:
+    """Set by the request or, by default, by `--verbosity 10`. As in llama-server, it is in each chunk of a completion's
+    stream, in the first of the last chunks of a chat's, and not in other APIs."""
 
-    def asked(body: dict[str, Any], path: str) -> Any:
+    def send(body: dict[str, Any], path: str) -> Any:
         return ask(body if switched else {**body, "verbose": True}, FakeEngine("yes"), path, verbose=switched)
 
-    parts = asked({"prompt": "a", "stream": True, "return_progress": True}, "/v1/completions")
+    parts = send({"prompt": "a", "stream": True, "return_progress": True}, "/v1/completions")
     assert [part["__verbose"]["stop"] for part in parts] == [False] * 4 + [True]
     assert parts[0]["__verbose"]["prompt_progress"] == parts[0]["prompt_progress"]
     assert [part["__verbose"]["content"] for part in parts[1:4]] == ["y", "e", "s"]
-    parts = asked({"stream": True}, "/v1/chat/completions")
+    parts = send({"stream": True}, "/v1/chat/completions")
     assert [part["__verbose"]["stop"] for part in parts if "__verbose" in part] == [True]
-    assert asked({"prompt": "a"}, "/v1/completions")["__verbose"]["content"] == "yes"
+    assert send({"prompt": "a"}, "/v1/completions")["__verbose"]["content"] == "yes"
     for path in ("/v1/messages", "/v1/responses", "/completion"):
-        assert "__verbose" not in asked({"prompt": "a", "input": "a", "max_tokens": 9}, path)
+        assert "__verbose" not in send({"prompt": "a", "input": "a", "max_tokens": 9}, path)
     silent = ask({"verbose": False}, FakeEngine("yes"), verbose=True)
     assert "__verbose" not in silent and "choices" in silent

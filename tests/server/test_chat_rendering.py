@@ -1,4 +1,4 @@
-"""Chat templates that cost too much, and what odd things a client can put into one, over the fake engine."""
+"""Slow chat templates, and odd values of clients in templates, over the fake engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW_WHEN_TOLD = (
 
 
 @pytest.mark.slow
-def test_a_template_that_takes_too_long_is_a_400_and_others_are_answered_meanwhile() -> None:
+def test_a_slow_template_is_a_400_and_delays_no_other_chat() -> None:
     async def work() -> None:
         async with client(source=SLOW_WHEN_TOLD) as http:
             slow = asyncio.create_task(
@@ -54,7 +54,7 @@ SHOWS_ALL = """
 
 
 @pytest.mark.parametrize("value", [True, 1, "text", {"a": 1}, [1], [None], [[]], [{"title": 1}]])
-def test_documents_of_any_type_are_the_templates_matter(value: Any) -> None:
+def test_documents_of_any_type_reach_the_template(value: Any) -> None:
     async def work() -> tuple[int, Any]:
         async with client(source=SHOWS_ALL) as http:
             body = {"messages": USER, "chat_template_kwargs": {"documents": value}, "max_tokens": 1}
@@ -73,7 +73,7 @@ VARIABLES = [
 
 
 @pytest.mark.slow
-def test_nothing_that_is_given_to_a_template_is_a_500() -> None:
+def test_no_value_given_to_a_template_is_a_500() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
     seed = [
@@ -110,7 +110,7 @@ def test_nothing_that_is_given_to_a_template_is_a_500() -> None:
         assert set(seen) <= {200, 400} and min(seen[200], seen[400]) > 10, seen
 
 
-# The prompt's end behind the user's message, as the real llama-server (b11434) makes it with this template.
+# The end of the prompt after the user's message, as llama-server (b11434) renders it with this template.
 THINKS = (Path(__file__).parents[1] / "text" / "templates" / "hermes.jinja").read_text()
 OPENED = "<|im_start|>assistant\n"
 TEXT, EMPTY = {"content": "I th"}, {"content": ""}
@@ -133,7 +133,7 @@ CONTINUED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("message", "how", "end"), CONTINUED)
-def test_an_answer_that_has_begun_goes_on(message: dict[str, Any], how: dict[str, Any], end: str) -> None:
+def test_a_prefilled_answer_is_continued(message: dict[str, Any], how: dict[str, Any], end: str) -> None:
     async def work() -> str:
         async with client(source=THINKS) as http:
             body = {"messages": [*USER, {"role": "assistant", **message}], **how}
@@ -143,7 +143,7 @@ def test_an_answer_that_has_begun_goes_on(message: dict[str, Any], how: dict[str
     assert run(work()).partition("<|im_end|>\n")[2] == end
 
 
-def test_a_whole_answer_begins_with_what_was_given_and_a_stream_where_it_is_asked_to() -> None:
+def test_whole_answers_begin_with_the_prefill_and_streams_with_echo() -> None:
     async def ask(message: dict[str, Any], **more: Any) -> Any:
         async with client(FakeEngine("ink"), source=THINKS) as http:
             body = {"messages": [*USER, {"role": "assistant", **message}], **more}
@@ -160,7 +160,7 @@ def test_a_whole_answer_begins_with_what_was_given_and_a_stream_where_it_is_aske
     assert run(ask(BOTH, stream=True, echo=True)) == ["hm\n", "I think"]
 
 
-def test_what_cannot_be_continued_is_a_400() -> None:
+def test_invalid_continuations_are_a_400() -> None:
     async def refused(*messages: dict[str, Any], **more: Any) -> str:
         async with client(source=THINKS) as http:
             answer = await http.post("/apply-template", json={"messages": [*USER, *messages], **more})

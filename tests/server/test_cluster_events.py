@@ -22,11 +22,11 @@ from llamado.server.api.cluster.typescript import typescript
 from llamado.server.errors import ApiError
 from llamado.server.state import ServerState
 
-SCHEMA = Path(__file__).parents[2] / "web" / "src" / "cluster" / "schema.ts"
+SCHEMA = Path(__file__).parents[2] / "web" / "src" / "api" / "schema.ts"
 
 
 def test_the_page_has_types_of_the_present_fields() -> None:
-    command = "python -m llamado.server.api.cluster.typescript > web/src/cluster/schema.ts"
+    command = "python -m llamado.server.api.cluster.typescript > web/src/api/schema.ts"
     assert SCHEMA.read_text() == typescript(), command
 
 
@@ -53,7 +53,7 @@ class Cluster(FakeCluster):
         return self.now
 
 
-class Published:
+class ManualPublisher:
     """A publisher whose clock stands still until the test moves it."""
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class Published:
         self.cluster.now = replace(self.cluster.now, tokens_per_second=tokens_per_second)
 
 
-def published(test: Callable[[Published], Awaitable[None]]) -> None:
-    found = Published()
+def with_publisher(test: Callable[[ManualPublisher], Awaitable[None]]) -> None:
+    found = ManualPublisher()
 
     async def guarded() -> None:
         async with asyncio.timeout(GUARD):
@@ -84,7 +84,7 @@ async def message(listener: AsyncGenerator[bytes]) -> dict[str, Any]:
 
 
 def test_listeners_share_one_view_of_each_change() -> None:
-    async def test(server: Published) -> None:
+    async def test(server: ManualPublisher) -> None:
         listeners = [server.publisher.listen() for _ in range(5)]
         views = [(await message(one))["cluster"] for one in listeners]
         whole = json_values(cluster_body(server.state.loaded()))
@@ -100,11 +100,11 @@ def test_listeners_share_one_view_of_each_change() -> None:
         for one in listeners:
             await one.aclose()
 
-    published(test)
+    with_publisher(test)
 
 
 def test_figures_wait_for_a_second_and_other_changes_do_not() -> None:
-    async def test(server: Published) -> None:
+    async def test(server: ManualPublisher) -> None:
         listener = server.publisher.listen()
         await message(listener)
         server.change_speed(26.0)
@@ -124,11 +124,11 @@ def test_figures_wait_for_a_second_and_other_changes_do_not() -> None:
         assert (await message(listener))["sequence"] == 4
         await listener.aclose()
 
-    published(test)
+    with_publisher(test)
 
 
 def test_a_listener_that_missed_a_change_gets_the_whole_view() -> None:
-    async def test(server: Published) -> None:
+    async def test(server: ManualPublisher) -> None:
         listener = server.publisher.listen()
         await message(listener)
         for speed in (26.0, 27.0):
@@ -138,11 +138,11 @@ def test_a_listener_that_missed_a_change_gets_the_whole_view() -> None:
         assert late["sequence"] == 3 and late["cluster"]["tokens_per_second"] == 27.0
         await listener.aclose()
 
-    published(test)
+    with_publisher(test)
 
 
 def test_nothing_is_computed_without_listeners() -> None:
-    async def test(server: Published) -> None:
+    async def test(server: ManualPublisher) -> None:
         first, second = server.publisher.listen(), server.publisher.listen()
         await message(first)
         await message(second)
@@ -155,11 +155,11 @@ def test_nothing_is_computed_without_listeners() -> None:
         server.change_speed(30.0)
         assert (await message(server.publisher.listen()))["cluster"]["tokens_per_second"] == 30.0
 
-    published(test)
+    with_publisher(test)
 
 
 def test_streams_end_with_the_server_and_with_its_model() -> None:
-    async def test(server: Published) -> None:
+    async def test(server: ManualPublisher) -> None:
         listener = server.publisher.listen()
         await message(listener)
         server.ending = True
@@ -171,4 +171,4 @@ def test_streams_end_with_the_server_and_with_its_model() -> None:
         with pytest.raises(ApiError):
             await message(listener)
 
-    published(test)
+    with_publisher(test)

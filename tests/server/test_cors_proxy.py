@@ -1,4 +1,4 @@
-"""`/cors-proxy`: what is passed on, what is not, and for whom."""
+"""`/cors-proxy`: forwarded requests, rejected ones, and access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEPT_AWAY = {
 
 
 class Other(BaseHTTPRequestHandler):
-    """Another server: says what it was asked, leads elsewhere, or answers bit by bit."""
+    """Another server: returns the request, redirects, or answers in pieces."""
 
     def do_GET(self) -> None:
         if self.path == "/from":
@@ -66,7 +66,7 @@ def other() -> Iterator[str]:
     server.shutdown()
 
 
-def test_requests_are_passed_on(other: str) -> None:
+def test_requests_are_forwarded(other: str) -> None:
     async def test() -> None:
         async with client(tools=PROXY) as http:
             headers = LOCAL | {
@@ -84,10 +84,10 @@ def test_requests_are_passed_on(other: str) -> None:
             assert set(names.split(",")) <= {
                 "accept", "accept-encoding", "connection", "content-length", "host", "user-agent", "x-key",
             }  # fmt: skip
-            told = answer.headers
-            assert told["content-type"] == "text/html" and PASSED_BACK.items() <= told.items()
-            assert not KEPT_AWAY.keys() & told.keys()
-            assert told["content-security-policy"] == "sandbox" and told["x-content-type-options"] == "nosniff"
+            returned = answer.headers
+            assert returned["content-type"] == "text/html" and PASSED_BACK.items() <= returned.items()
+            assert not KEPT_AWAY.keys() & returned.keys()
+            assert returned["content-security-policy"] == "sandbox" and returned["x-content-type-options"] == "nosniff"
             answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
             assert answer.text.startswith("GET /to?a=b ")
             assert (await http.get("/props")).json()["cors_proxy_enabled"] is True
@@ -106,7 +106,7 @@ def test_requests_are_passed_on(other: str) -> None:
         ("http://127.0.0.1:1/", "proxy error: All connection attempts failed"),
     ],
 )
-def test_what_cannot_be_passed_on(url: str, why: str) -> None:
+def test_rejected_targets(url: str, why: str) -> None:
     async def test() -> None:
         async with client(tools=PROXY) as http:
             answer = await http.get("/cors-proxy", params={"url": url}, headers=LOCAL)
@@ -115,7 +115,7 @@ def test_what_cannot_be_passed_on(url: str, why: str) -> None:
     run(test())
 
 
-def test_strangers_are_not_served(other: str) -> None:
+def test_other_machines_and_sites_are_refused(other: str) -> None:
     async def test() -> None:
         async with client(tools=PROXY) as http:
             cross = LOCAL | {"sec-fetch-site": "cross-site"}

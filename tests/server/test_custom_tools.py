@@ -1,4 +1,4 @@
-"""Custom tools of the Responses API over the fake engine: offered, called, and shown as texts."""
+"""Custom tools of the Responses API over the fake engine: offered as functions, and called with a text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, client, client_of, run
 from test_chat_api import HERMES
 from test_responses import FLAT_TOOL, ask, prompt
 from tiny_models import make_llama
 
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.server.api.custom_tools import CustomInput, custom_function, enforced_input, whole_input
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
-from llamado.server.switches import Switches
 from llamado.text.grammar.compiler import GrammarCompiler
 
 sys.path.append(str(Path(__file__).parents[1] / "text"))
@@ -36,11 +33,11 @@ CUSTOM = {"type": "custom", "name": "code", "description": "Runs code"}
 
 
 def called(text: str) -> str:
-    """A model's answer that calls the tool."""
+    """Return a model's answer that calls the tool."""
     return f"<tool_call>\n{json.dumps({'name': 'code', 'arguments': {'input': text}})}\n</tool_call>"
 
 
-def test_a_custom_tool_is_offered_as_a_function_of_a_text() -> None:
+def test_a_custom_tool_is_offered_as_a_function_with_a_text_argument() -> None:
     shown = prompt({"input": "Hi", "tools": [CUSTOM, FLAT_TOOL]})
     assert '"code"' in shown and "Runs code" in shown and '"input"' in shown and '"f"' in shown
 
@@ -82,7 +79,7 @@ def test_functions_beside_it_stay_functions() -> None:
     ]
 
 
-def test_the_next_turn() -> None:
+def test_a_call_and_its_output_in_the_next_turn() -> None:
     engine = FakeEngine(called("a\nb"))
     (item,) = ask({"input": "Hi", "tools": [CUSTOM]}, engine)["output"]
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "It ran"}
@@ -114,7 +111,7 @@ def test_the_next_turn() -> None:
     ],
     ids=["regex", "lark", "none", "text"],
 )
-def test_a_forced_call_is_held_to_the_format(choice: Any, form: Any, good: list[str], bad: list[str]) -> None:
+def test_a_forced_call_follows_the_format(choice: Any, form: Any, good: list[str], bad: list[str]) -> None:
     engine = FakeEngine("x")
     tool = CUSTOM if form is None else {**CUSTOM, "format": form}
 
@@ -134,7 +131,7 @@ def test_a_forced_call_is_held_to_the_format(choice: Any, form: Any, good: list[
 
 
 @pytest.mark.slow
-def test_a_model_calls_what_it_is_made_to_call(tmp_path: Path) -> None:
+def test_a_model_calls_the_forced_tool(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_vocab=320, n_embd=32, n_ff=32, n_layer=1, n_ctx=1024)
     engine = EngineOptions(n_ctx=1024, n_threads=1)
     served = load_served(Settings(source=ModelSource(spec=str(path)), engine=engine), lambda share, what: None)
@@ -142,8 +139,7 @@ def test_a_model_calls_what_it_is_made_to_call(tmp_path: Path) -> None:
     body = {"input": "Hi", "tools": [{**CUSTOM, "format": form}], "tool_choice": {"type": "custom", "name": "code"}}
 
     async def work() -> tuple[Any, str]:
-        app = create_app(ServerState(switches=Switches(), served=served))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with client_of(ServerState(served=served)) as http:
             body["max_output_tokens"] = 200
             whole = await http.post("/v1/responses", json=body | {"temperature": 0})
             stream = await http.post("/v1/responses", json=body | {"temperature": 0, "stream": True})
@@ -174,14 +170,14 @@ def test_a_model_calls_what_it_is_made_to_call(tmp_path: Path) -> None:
         ({**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}}, "cannot be enforced"),
     ],
 )
-def test_tools_that_cannot_be_offered(tool: dict[str, Any], why: str) -> None:
+def test_invalid_tools_are_a_400(tool: dict[str, Any], why: str) -> None:
     error = ask({"input": "Hi", "tools": [tool]})["error"]
     assert error["code"] == 400 and why in error["message"]
 
 
 @pytest.mark.parametrize("text", ["", "a", INPUT, '\\"\\', "\u0000\u001f", "😀" * 3, "é\n" * 50])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_an_input_in_pieces(text: str, size: int) -> None:
+def test_an_input_is_read_in_pieces(text: str, size: int) -> None:
     for ascii_only in (True, False):
         arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
         reading = CustomInput()
@@ -189,12 +185,12 @@ def test_an_input_in_pieces(text: str, size: int) -> None:
         assert "".join(parts) + reading.finish() == text == whole_input(arguments)
 
 
-def test_arguments_that_are_no_input() -> None:
+def test_arguments_without_an_input_field_are_the_input() -> None:
     for arguments in ("{}", '{"patch": "x"}', '{"input": 5}', "plain", '"a"', "[" * 5000):
         reading = CustomInput()
         assert reading.push(arguments) + reading.finish() == whole_input(arguments) == arguments
     assert whole_input('{"input": "cut \\u00') == "cut "
-    orjson.dumps(whole_input('{"input": "\\ud800"}'))  # a lone surrogate cannot be sent
+    orjson.dumps(whole_input('{"input": "\\ud800"}'))  # UTF-8 has no lone surrogates
 
 
 def test_the_model_is_shown_the_grammar_and_not_its_expression() -> None:

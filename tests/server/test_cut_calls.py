@@ -1,4 +1,4 @@
-"""Calls that the limit of tokens cuts: no API shows their markup as text, nor cut arguments as whole ones."""
+"""Calls cut off by the token limit: no API shows their markup as text, nor their arguments as complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESPONSES = {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]}
 
 
 def ask(path: str, body: dict[str, Any], text: str) -> Any:
-    """The answer, or the objects of its stream, of a model that would go on behind the text."""
+    """Return the answer, or the objects of its stream, of a model that the token limit stops after `text`."""
     limit = {"/api/chat": {"options": {"num_predict": len(text)}}, "/v1/responses": {"max_output_tokens": len(text)}}
 
     async def work() -> Any:
@@ -34,7 +34,7 @@ def ask(path: str, body: dict[str, Any], text: str) -> Any:
 
 
 def chat(text: str, stream: bool) -> tuple[str, list[str]]:
-    """What is shown of a text: content, and the arguments of calls."""
+    """Return content and arguments of calls that the API shows of a text."""
     answer = ask("/v1/chat/completions", {**CHAT, "stream": stream}, text)
     choices = [choice for part in (answer if stream else [answer]) for choice in part["choices"]]
     assert choices[-1]["finish_reason"] == "length"
@@ -69,22 +69,22 @@ def responses(text: str, stream: bool) -> tuple[str, list[str]]:
     assert answer["status"] == "incomplete"
     *others, last = answer["output"]
     assert last["status"] == "incomplete" and all(item["status"] == "completed" for item in others)
-    said = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
-    return "".join(said), [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
+    texts = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+    return "".join(texts), [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
 
 
 def ollama(text: str, stream: bool) -> tuple[str, list[str]]:
     answer = ask("/api/chat", {**CHAT, "stream": stream}, text)
     parts = answer if stream else [answer]
     assert parts[-1]["done_reason"] == "length"
-    said = [part["message"] for part in parts]
-    calls = [call["function"]["arguments"] for one in said for call in one.get("tool_calls", ())]
-    return "".join(one["content"] for one in said), [orjson.dumps(arguments).decode() for arguments in calls]
+    shown = [part["message"] for part in parts]
+    calls = [call["function"]["arguments"] for one in shown for call in one.get("tool_calls", ())]
+    return "".join(one["content"] for one in shown), [orjson.dumps(arguments).decode() for arguments in calls]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", [chat, messages, responses, ollama])
-def test_a_cut_call_is_no_text(api: Any, stream: bool) -> None:
+def test_a_cut_call_is_not_shown_as_text(api: Any, stream: bool) -> None:
     for text in HEADS:
         content, calls = api(text, stream)
         assert content.strip() == "Well."

@@ -1,4 +1,4 @@
-"""Embeddings and reranking over HTTP, with tiny models; with the real llama-server's answers where it is installed."""
+"""Embeddings and reranking over HTTP with tiny models, and compared with llama.cpp's llama-server if installed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import gguf
 import httpx
 import numpy as np
 import pytest
+from fakes import client_of, read
 from minilm import make_bert, minilm
 from ports import free_port
 from tiny_models import make_llama
@@ -31,7 +32,6 @@ from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
 from llamado.server.api.embeddings import EmbeddingsResponse
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
@@ -69,19 +69,14 @@ def reranker(folder: Path) -> Iterator[ServedModel]:
     served.close(1)
 
 
-@asynccontextmanager
-async def client(served: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
-    state = ServerState(switches=Switches(metrics=True), served=served)
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield http
+def client(served: ServedModel) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of(ServerState(switches=Switches(metrics=True), served=served))
 
 
 def ask(served: ServedModel, path: str, body: Any) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
         async with client(served) as http:
-            response = await http.post(path, json=body)
-            return response.status_code, response.json()
+            return read(await http.post(path, json=body))
 
     return asyncio.run(work())
 
@@ -153,7 +148,7 @@ def test_norms(encoder: ServedModel) -> None:
     np.testing.assert_allclose(vector(0), plain / np.abs(plain).max() * 32760, rtol=1e-5)
 
 
-def test_vectors_are_cut_and_of_length_one_again(encoder: ServedModel) -> None:
+def test_dimensions_cuts_vectors_and_normalizes_them_again(encoder: ServedModel) -> None:
     def vector(**more: Any) -> Any:
         status, answer = ask(encoder, "/v1/embeddings", {"input": "a", **more})
         return np.array(answer["data"][0]["embedding"]) if status == 200 else answer["error"]["message"]
@@ -207,7 +202,7 @@ def test_a_text_that_is_too_long(folder: Path) -> None:
         served.close(1)
 
 
-def test_the_files_word_can_be_overridden(folder: Path) -> None:
+def test_the_pooling_of_the_file_can_be_overridden(folder: Path) -> None:
     served = load(make_bert(folder / "other.gguf"), embeddings=True, metadata=(("bert.pooling_type", 2),))
     try:
         assert served.embeddings is not None and served.embeddings.pooling is Pooling.CLS
@@ -265,10 +260,8 @@ def test_teis_form(reranker: ServedModel) -> None:
         ({"model": "bert"}, {"add_bos_token": False, "add_eos_token": True}, [*"q.|d."]),
     ],
 )
-def test_what_stands_between_a_query_and_a_document(
-    kind: dict[str, Any], says: dict[str, bool], between: list[str]
-) -> None:
-    """As the kind of vocabulary has it, or the file says; what is put around a single text is another matter."""
+def test_tokens_between_query_and_document(kind: dict[str, Any], says: dict[str, bool], between: list[str]) -> None:
+    """They depend on the type of the vocabulary or the file, not on the special tokens around a single text."""
     marks = dict(zip(("bos_token_id", "eos_token_id", "seperator_token_id"), range(3), strict=True))
     letters = ["q", "d"] if kind["model"] == "gpt2" else ["▁q", "▁d"]
     values: dict[str, Any] = {
@@ -296,17 +289,17 @@ def test_what_stands_between_a_query_and_a_document(
         ({"query": "a", "documents": ["b"], "top_n": -1}, '"top_n" must be 0 or more'),
     ],
 )
-def test_wrong_questions(reranker: ServedModel, body: Any, message: str) -> None:
+def test_wrong_rerank_requests(reranker: ServedModel, body: Any, message: str) -> None:
     status, answer = ask(reranker, "/rerank", body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert message in answer["error"]["message"]
 
 
-# --- the server around it ---------------------------------------------------------------------------------------------
+# --- the server -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_servers_that_were_not_started_for_it(encoder: ServedModel, folder: Path) -> None:
+def test_servers_without_embeddings_return_501(encoder: ServedModel, folder: Path) -> None:
     status, body = ask(encoder, "/rerank", {"query": "a", "documents": ["b"]})
     assert (status, body["error"]["type"]) == (501, "not_supported_error") and "--reranking" in body["error"]["message"]
     served = load(make_llama(folder / "plain.gguf"))
@@ -319,14 +312,14 @@ def test_servers_that_were_not_started_for_it(encoder: ServedModel, folder: Path
 
 
 @pytest.mark.slow
-def test_an_encoder_generates_nothing(encoder: ServedModel) -> None:
+def test_an_encoder_does_not_generate(encoder: ServedModel) -> None:
     for stream in (False, True):
         status, body = ask(encoder, "/completion", {"prompt": "hello", "stream": stream})
         assert (status, body["error"]["type"]) == (500, "server_error")
         assert body["error"]["message"] == "the current context does not support logits computation. skipping"
 
 
-def test_what_there_is_to_see_of_an_encoder(encoder: ServedModel) -> None:
+def test_monitoring_of_an_encoder(encoder: ServedModel) -> None:
     ask(encoder, "/embedding", {"content": "hello world"})
     assert look(encoder, "/health").json() == {"status": "ok"}
     assert look(encoder, "/props").json()["default_generation_settings"]["n_ctx"] == 128
@@ -358,7 +351,7 @@ def test_a_full_queue(encoder: ServedModel, monkeypatch: pytest.MonkeyPatch) -> 
     assert status == 503 and "7 requests are waiting" in body["error"]["message"]
 
 
-def test_a_client_that_goes_away_gives_its_texts_up() -> None:
+def test_a_client_disconnect_cancels_its_texts() -> None:
     future: Future[list[Embedding]] = Future()
     sent: list[Any] = []
 
@@ -372,7 +365,7 @@ def test_a_client_that_goes_away_gives_its_texts_up() -> None:
     assert future.cancelled() and not sent
 
 
-# --- beside the real llama-server -------------------------------------------------------------------------------------
+# --- compared with llama-server ---------------------------------------------------------------------------------------
 
 TEXTS = [
     "A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby.", "",
@@ -386,7 +379,7 @@ TEXTS = [
 
 @contextmanager
 def both(peer: Path, model: Path, *options: str) -> Iterator[tuple[str, str]]:
-    """Our server and the real one with the same model and options: their addresses."""
+    """Start our server and llama-server with the same model and options; return their addresses."""
 
     ports = [free_port(), free_port()]
     common = ["-m", str(model), "-t", "1", "-a", "m", *options, "--port"]
@@ -417,7 +410,7 @@ def both(peer: Path, model: Path, *options: str) -> Iterator[tuple[str, str]]:
 
 
 def compare(urls: tuple[str, str], path: str, body: Any) -> tuple[Any, Any]:
-    """Both answers, whose status and keys are the same."""
+    """Return both answers; assert that status and keys are equal."""
     ours, theirs = (httpx.post(f"{url}{path}", content=json.dumps(body), timeout=120) for url in urls)
     assert ours.status_code == theirs.status_code, (body, ours.text[:300], theirs.text[:300])
     first, second = ours.json(), theirs.json()
@@ -426,14 +419,14 @@ def compare(urls: tuple[str, str], path: str, body: Any) -> tuple[Any, Any]:
 
 
 def check_too_long(urls: tuple[str, str], path: str, body: Any) -> None:
-    """A text that is too long is the client's error here (400), and the server's there (500)."""
+    """A text that is too long is a 400 here and a 500 in llama-server."""
     ours, theirs = (httpx.post(f"{url}{path}", json=body, timeout=120) for url in urls)
     assert (ours.status_code, theirs.status_code) == (400, 500)
     assert all("is too large to process" in answer.json()["error"]["message"] for answer in (ours, theirs))
 
 
 def keys(value: Any) -> Any:
-    """The shape of a JSON value: keys in no order, numbers all alike."""
+    """Return the shape of a JSON value, with sorted keys and without the values of numbers."""
     if isinstance(value, dict):
         return {key: keys(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -442,7 +435,7 @@ def keys(value: Any) -> Any:
 
 
 def numbers(body: Any) -> list[Array]:
-    """The vectors of a native or OpenAI body, one row each."""
+    """Return the vectors of a native or OpenAI body as rows."""
     items = body["data"] if isinstance(body, dict) else body
     return [np.atleast_2d(np.array(item["embedding"])) for item in items]
 
@@ -459,7 +452,7 @@ def check_alike(ours: list[Array], theirs: list[Array], most: float) -> None:
 @pytest.mark.parametrize(
     ("wtype", "pooling"), [("F32", "mean"), ("F16", "mean"), ("F16", "cls"), ("F16", "last"), ("F16", "none")]
 )
-def test_minilm_beside_the_peer(peer_bin: Path, wtype: str, pooling: str) -> None:
+def test_minilm_compared_with_llama_server(peer_bin: Path, wtype: str, pooling: str) -> None:
     model = minilm(wtype, cache_dir() / "models")
     with both(peer_bin, model, "--embeddings", "--pooling", pooling) as urls:
         assert len(TEXTS) == 50
@@ -476,7 +469,7 @@ def test_minilm_beside_the_peer(peer_bin: Path, wtype: str, pooling: str) -> Non
 
 
 @pytest.mark.interop
-def test_errors_beside_the_peer(peer_bin: Path) -> None:
+def test_errors_compared_with_llama_server(peer_bin: Path) -> None:
     with both(peer_bin, minilm("F16", cache_dir() / "models"), "--embeddings") as urls:
         for path, body in (
             ("/v1/embeddings", {}),
@@ -500,12 +493,12 @@ def test_errors_beside_the_peer(peer_bin: Path) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("pooling", ["last", "mean", "none"])
-def test_smollm2_beside_the_peer(peer_bin: Path, smollm2_path: Path, pooling: str) -> None:
+def test_smollm2_compared_with_llama_server(peer_bin: Path, smollm2_path: Path, pooling: str) -> None:
     with both(peer_bin, smollm2_path, "--embeddings", "--pooling", pooling, "-c", "2048") as urls:
         texts = ["A man is eating food.", "The girl is carrying a baby.", "你好 world", "x", "long text " * 20]
         ours, theirs = (numbers(body) for body in compare(urls, "/embedding", {"content": texts}))
         for a, b in zip(ours, theirs, strict=True):
-            # weights of four bits, activations of eight, rounded in other places
+            # 4-bit weights and 8-bit activations are rounded at other places
             cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
             assert cosine.min() >= 0.99
         status = httpx.post(f"{urls[0]}/completion", json={"prompt": "a", "n_predict": 2}, timeout=60).status_code
@@ -514,7 +507,7 @@ def test_smollm2_beside_the_peer(peer_bin: Path, smollm2_path: Path, pooling: st
 
 @pytest.mark.interop
 @pytest.mark.parametrize("n_scores", [1, 3])
-def test_a_reranker_beside_the_peer(peer_bin: Path, tmp_path: Path, n_scores: int) -> None:
+def test_a_reranker_compared_with_llama_server(peer_bin: Path, tmp_path: Path, n_scores: int) -> None:
     path = make_bert(
         tmp_path / "m.gguf", classifier=True, n_scores=n_scores, pooling=gguf.PoolingType.RANK, n_layer=1, seed=3
     )

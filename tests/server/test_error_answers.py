@@ -1,4 +1,4 @@
-"""What access control itself answers, to requests of the server and of the router alike."""
+"""Error responses of access control, which the server and the router share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KEY = [(b"authorization", b"Bearer secret")]
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Fails as the routes and the router fail."""
+    """An application that fails like the routes and the router."""
     await error_response(ApiError("unavailable_error", "busy", retry_after=7), scope["path"])(scope, receive, send)
 
 
-def asked(access: Access, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> tuple[Any, ...]:
-    """Status, headers and body of the answer."""
+def call(access: Access, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> tuple[Any, ...]:
+    """Return status, headers and body of the answer."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -50,7 +50,7 @@ def test_errors_have_one_form(
 ) -> None:
     access = Access(application, AccessRules(api_keys=(b"secret",)), "/at")
     access.draining = draining
-    found, given, body = asked(access, path, headers)
+    found, given, body = call(access, path, headers)
     error = json.loads(body)["error"]
     assert (found, error["code"], error["type"]) == (status, status, kind)
     assert given == {
@@ -64,14 +64,14 @@ def test_errors_have_one_form(
 def test_errors_of_anthropics_api_have_its_form(path: str) -> None:
     for headers, status, kind in (([], 401, "authentication_error"), (KEY, 503, "overloaded_error")):
         access = Access(application, AccessRules(api_keys=(b"secret",)))
-        found, _, body = asked(access, path, headers)
-        told = json.loads(body)
-        assert found == status and told["type"] == "error"
-        assert (told["error"]["type"], told["error"]["code"]) == (kind, status)
+        found, _, body = call(access, path, headers)
+        answer = json.loads(body)
+        assert found == status and answer["type"] == "error"
+        assert (answer["error"]["type"], answer["error"]["code"]) == (kind, status)
 
 
-def test_a_page_of_another_site_may_not_change_anything() -> None:
+def test_a_page_of_another_site_gets_a_403() -> None:
     headers = [(b"origin", b"https://evil.example")]
-    status, given, body = asked(Access(application, AccessRules()), "/x", headers, "POST")
+    status, given, body = call(Access(application, AccessRules()), "/x", headers, "POST")
     assert (status, json.loads(body)["error"]["type"]) == (403, "permission_error")
     assert b"access-control-allow-origin" not in given

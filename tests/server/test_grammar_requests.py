@@ -1,4 +1,4 @@
-"""What limits answers, as nobody should send it: by the real compiler, at every door, never a 500."""
+"""Odd constraints with the real grammar compiler, in every API: never a 500."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", first_of([HERMES, PLAIN], ids=["hermes", "plain"]))
-def test_odd_limits_are_served_or_refused(source: str) -> None:
+def test_odd_constraints_are_used_or_refused(source: str) -> None:
     compiler = GrammarCompiler(bytes_tokenizer())
     chance = random.Random(8)
 
@@ -124,7 +124,7 @@ def is_json(value: Any) -> bool:
         ),
     ],
 )
-def test_what_cannot_be_used_is_a_400(source: str, path: str, body: dict[str, Any]) -> None:
+def test_invalid_constraints_are_a_400(source: str, path: str, body: dict[str, Any]) -> None:
     async def work() -> tuple[int, str]:
         async with client(FakeEngine("a"), source=source) as http:
             state = http.state  # type: ignore[attr-defined]
@@ -138,8 +138,8 @@ def test_what_cannot_be_used_is_a_400(source: str, path: str, body: dict[str, An
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1e400"])
-def test_numbers_that_no_json_has(number: str) -> None:
-    """Where a trigger's type or token should be."""
+def test_numbers_outside_of_json_are_a_400(number: str) -> None:
+    """As the type or the token of a trigger."""
     body = '{"prompt":"x","grammar":"root ::= \\"a\\"","grammar_triggers":[{"type":%s,"value":"a","token":%s}]}'
 
     async def work() -> int:
@@ -150,8 +150,8 @@ def test_numbers_that_no_json_has(number: str) -> None:
     assert run(work()) == 400
 
 
-def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
-    """While the vocabulary is made ready for the first grammar, long texts are tokenized and others answered."""
+def test_a_slow_grammar_delays_no_other_request() -> None:
+    """While the vocabulary is prepared for the first grammar, long texts are tokenized and other requests answered."""
     held, many = threading.Event(), 4
 
     class Slow:
@@ -170,7 +170,7 @@ def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
                     text = {"content": "a word " * 2_000}
                     assert (await http.post("/tokenize", json=text)).status_code == 200
                     long = {"prompt": "a word " * 2_000, "n_predict": 1}
-                    assert (await http.post("/completion", json=long)).status_code == 400  # more than the context
+                    assert (await http.post("/completion", json=long)).status_code == 400  # longer than the context
                     assert (await http.get("/health")).status_code == 200
                 assert not any(task.done() for task in waiting)
             finally:

@@ -1,4 +1,4 @@
-"""All bodies of requests share one budget: who waits, who is turned away, and that every path gives the room back."""
+"""The memory limit shared by all request bodies: waiting, rejection, and release on every path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ONE = 2**20
 
 
 class Client:
-    """Sends the parts of a body one by one; `sent` of them were taken."""
+    """A client that sends the parts of a body one by one; `sent` of them were read."""
 
     def __init__(self, size: int | None) -> None:
         self.scope = {"headers": [] if size is None else [(b"content-length", b"%d" % size)]}
         self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.asked = 0
+        self.n_reads = 0
 
     def send(self, size: int, more: bool = True) -> None:
         self.parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
@@ -37,7 +37,7 @@ class Client:
         self.parts.put_nowait({"type": "http.disconnect"})
 
     async def receive(self) -> Any:
-        self.asked += 1
+        self.n_reads += 1
         return await self.parts.get()
 
 
@@ -47,13 +47,13 @@ def reading(room: BodyBudget, client: Client) -> tuple[Body, asyncio.Task[bytes]
 
 
 async def rest() -> None:
-    """Let everything run that can."""
+    """Run all ready tasks of the loop."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 def with_room(work: Callable[[BodyBudget], Awaitable[None]]) -> None:
-    """Run with a budget of 3 MiB, all of which is there again at the end."""
+    """Run with a budget of 3 MiB, which must be free again at the end."""
 
     async def main() -> None:
         room = BodyBudget(MOST)
@@ -64,7 +64,7 @@ def with_room(work: Callable[[BodyBudget], Awaitable[None]]) -> None:
     run(main())
 
 
-def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
+def test_a_small_body_does_not_overtake_a_waiting_large_one() -> None:
     async def test(room: BodyBudget) -> None:
         first, large, small = (Body(room) for _ in range(3))
         await room.reserve(first, MOST - 100)
@@ -82,12 +82,12 @@ def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
     with_room(test)
 
 
-def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
+def test_a_body_beyond_the_budget_waits_unread() -> None:
     async def work(room: BodyBudget) -> None:
         clients = [Client(ONE) for _ in range(5)]
         held = [reading(room, client) for client in clients]
         await rest()
-        assert [client.asked for client in clients] == [1, 1, 1, 0, 0] and room.free == 0
+        assert [client.n_reads for client in clients] == [1, 1, 1, 0, 0] and room.free == 0
         small = Client(SMALL_BODY)
         small.send(SMALL_BODY, more=False)
         body, task = reading(room, small)
@@ -95,11 +95,11 @@ def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
         clients[1].send(ONE, more=False)
         assert len(await held[1][1]) == ONE
         await rest()
-        assert clients[3].asked == 0  # what was read is still worked on
+        assert clients[3].n_reads == 0  # the request with the read body still runs
         held[1][0].release()
         held[1][0].release()
         await rest()
-        assert [client.asked for client in clients[3:]] == [1, 0]  # who came first
+        assert [client.n_reads for client in clients[3:]] == [1, 0]  # in order of arrival
         for (body, task), client in zip(held, clients, strict=True):
             client.send(ONE, more=False)
             await task
@@ -108,7 +108,7 @@ def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
     with_room(work)
 
 
-def test_a_body_of_unknown_length_takes_what_it_may_need_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_of_unknown_length_reserves_the_most_it_may_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MAX_BODY", 2 * ONE)
 
     async def work(room: BodyBudget) -> None:
@@ -128,13 +128,13 @@ def test_a_body_of_unknown_length_takes_what_it_may_need_and_keeps_what_it_has(m
 
 
 def held_by(error: BaseException) -> int:
-    """Bytes that the frames of an error keep alive in lists."""
+    """Return the bytes that the frames of an error's traceback keep alive in lists."""
     lists = [value for frame, _ in walk_tb(error.__traceback__) for value in frame.f_locals.values()]
     return sum(len(part) for value in lists if isinstance(value, list) for part in value if isinstance(part, bytes))
 
 
 @pytest.mark.parametrize("end", ["leaves", "too large", "cancelled", "cancelled while it waits", "no room"])
-def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_end_releases_the_memory(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MAX_BODY", 2 * ONE)
     if end == "no room":
         monkeypatch.setattr(bodies, "PATIENCE", 0.01)
@@ -153,7 +153,7 @@ def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch
             client.leave()
             with pytest.raises(ClientDisconnected) as gone:
                 await task
-            assert held_by(gone.value) < ONE  # nothing keeps what came until cycles are looked for
+            assert held_by(gone.value) < ONE  # no reference cycle keeps the body alive
         elif end == "cancelled":
             await rest()
             task.cancel()
@@ -178,7 +178,7 @@ def test_every_end_gives_the_room_back(end: str, monkeypatch: pytest.MonkeyPatch
     with_room(work)
 
 
-def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
+def test_memory_granted_to_a_cancelled_body_goes_to_the_next() -> None:
     async def work(room: BodyBudget) -> None:
         clients = [Client(MOST) for _ in range(3)]
         held = [reading(room, client) for client in clients]
@@ -186,9 +186,9 @@ def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
         held[0][1].cancel()
         await asyncio.wait([held[0][1]])
         held[0][0].release()
-        held[1][1].cancel()  # the room is its own already, but it has not run since
+        held[1][1].cancel()  # the memory is granted, but its task has not run since
         await rest()
-        assert clients[2].asked == 1
+        assert clients[2].n_reads == 1
         clients[2].leave()
         await asyncio.wait([held[1][1], held[2][1]])
         for body, _ in held:
@@ -198,8 +198,8 @@ def test_room_granted_to_one_that_is_cancelled_goes_to_the_next() -> None:
 
 
 @pytest.mark.slow
-def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slowest first, only as many as are needed, and nobody while nobody waits."""
+def test_slow_bodies_are_dropped_for_waiting_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest are dropped first, only as many as needed, and none while no body waits."""
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.5)
     monkeypatch.setattr(bodies, "PACE", 1e9)
 
@@ -236,7 +236,7 @@ def test_slow_bodies_make_room_for_those_that_wait(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
-    """A server with room for two bodies of 1 MiB."""
+    """A server with memory for two bodies of 1 MiB."""
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.2)
     monkeypatch.setattr(BodyBudget.__init__, "__defaults__", (2 * ONE,))
     with serving() as wire:
@@ -248,8 +248,8 @@ def upload(size: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
-    """Clients that hold most of their bodies back: small requests pass, and a large one that is sent gets its room."""
+def test_held_bodies_do_not_block_other_requests(tight: Wire) -> None:
+    """Clients hold back most of their bodies; small requests pass, and a large one that is complete gets memory."""
     held = [tight.connect() for _ in range(12)]
     for sock in held:
         sock.sendall(upload(ONE) + b"x" * (ONE - 1000))
@@ -261,14 +261,14 @@ def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
         assert b" 408 " in held[0].recv(100)
         for sock in held:
             sock.close()
-        answer = http.post("/tokenize", json={"content": "x" * (2 * ONE - 100)})  # all of the room
+        answer = http.post("/tokenize", json={"content": "x" * (2 * ONE - 100)})  # all of the memory
         assert answer.status_code == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_body_is_let_go_when_its_answer_is_made(tight: Wire, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that take their time do not keep the room of their requests."""
+def test_a_body_is_released_when_its_answer_begins(tight: Wire, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow answers do not keep the memory of their requests' bodies."""
     monkeypatch.setattr(bodies, "PATIENCE", 5)
     tight.engine.answer, tight.engine.delay = "x" * 1000, 0.5
     filler = "x" * (ONE - 4000)
@@ -276,7 +276,7 @@ def test_a_body_is_let_go_when_its_answer_is_made(tight: Wire, stream: bool, mon
     socks = [tight.connect() for _ in range(4)]
     for sock in socks:
         sock.sendall(upload(len(body)).replace(b"/tokenize", b"/completion") + body)
-    # None of the answers is complete before minutes.
+    # No answer is complete within minutes.
     until(lambda: len(tight.engine.requests) == 4, "the later ones got no room")
     for sock in socks:
         sock.close()

@@ -1,4 +1,4 @@
-"""What goes over the wire: requests to speak another protocol, names of headers, bytes nobody reads."""
+"""HTTP on the wire: upgrades, framing, header names, clients that do not read, shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llamado.server.switches import Switches
 
 USER = [{"role": "user", "content": "Hi"}]
 SECOND = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-# A request in the body of another: nothing of it may ever be answered.
+# A request inside the body of another, which must not be answered.
 HIDDEN = b"GET /slots HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
 UPGRADES = {
@@ -40,7 +40,7 @@ UPGRADES = {
 
 
 def body_of(text: bytes, framing: str) -> bytes:
-    """A body with its framing's headers before it."""
+    """Return a body with the headers of its framing."""
     if framing == "length":
         return b"Content-Length: %d\r\n\r\n%b" % (len(text), text)
     parts = [text[i : i + 7] for i in range(0, len(text), 7)]
@@ -51,7 +51,7 @@ def body_of(text: bytes, framing: str) -> bytes:
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @pytest.mark.parametrize("upgrade", UPGRADES)
 def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None:
-    """In one piece, byte by byte, and with a second such request and another one behind it on the same connection."""
+    """Sent in one piece, byte by byte, and followed by two more requests on the same connection."""
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + UPGRADES[upgrade]
     request = head + body_of(json.dumps({"content": HIDDEN.decode()}).encode(), framing)
     with serving() as wire:
@@ -63,7 +63,7 @@ def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None
             for status, _, body in (first, second):
                 assert status == 200 and json.loads(body) == {"tokens": list(HIDDEN)}
             assert third[0] == 200 and json.loads(third[2])["data"]
-        # A body that reads like a request is a body.
+        # A body that looks like a request is a body.
         with wire.connect() as sock:
             sock.sendall(head + body_of(HIDDEN, framing) + SECOND)
             answers = read_answers(sock, 2)
@@ -73,16 +73,16 @@ def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_of_http_1_0_gets_no_chunks(stream: bool) -> None:
-    """It would take their lengths for text: the end of the connection is the end of the body."""
+    """It would read chunk lengths as text, so the body ends with the connection."""
     body = json.dumps({"prompt": "a", "n_predict": 3, "stream": stream}).encode()
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"POST /completion HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         head, _, answer = sock.makefile("rb").read().partition(b"\r\n\r\n")
         assert b" 200 " in head and b"chunked" not in head.lower() and b"connection: close" in head.lower()
         parts = answer.split(b"\n\n") if stream else [answer]
-        told = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
-        assert len(told) == (4 if stream else 1) and told[-1]["stop"] is True
-        assert told[-1]["tokens_predicted"] == 3
+        events = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
+        assert len(events) == (4 if stream else 1) and events[-1]["stop"] is True
+        assert events[-1]["tokens_predicted"] == 3
 
 
 def test_a_compressed_body_is_refused_by_name() -> None:
@@ -94,7 +94,7 @@ def test_a_compressed_body_is_refused_by_name() -> None:
             assert status == 200 or coding in answer.json()["error"]["message"]
 
 
-def test_there_is_no_tunnel() -> None:
+def test_connect_is_refused() -> None:
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SECOND)
         assert [status for status, _, _ in read_answers(sock, 2)] == [400]
@@ -103,7 +103,7 @@ def test_there_is_no_tunnel() -> None:
 # -- names of headers -------------------------------------------------------------------------------------------------
 
 
-def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path) -> None:
+def test_header_names_are_spelled_like_llama_servers(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>")
     rules = AccessRules(api_keys=(b"k",))
     key = b"Host: localhost\r\nX-Api-Key: k\r\nOrigin: http://localhost\r\n"
@@ -138,12 +138,12 @@ def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path
     assert all(name == "ETag" or name == name.title() for name in seen), seen
 
 
-# -- what nobody reads ------------------------------------------------------------------------------------------------
+# -- clients that do not read ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer is cancelled and its connection closed; one that is read meanwhile goes on."""
+def test_an_unread_stream_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is cancelled and its connection closed; another stream that is read continues."""
     monkeypatch.setattr(streaming, "MOST_UNREAD", 4000)
     engine = FakeEngine("x" * 60_000)
     with serving(engine) as wire, wire.connect() as sock:
@@ -165,7 +165,7 @@ def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         assert not received.endswith(b"0\r\n\r\n")
 
 
-def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_with_most_unread_data_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "MOST_UNREAD", 30)
 
     async def work() -> None:
@@ -177,13 +177,13 @@ def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPa
         closed: list[bool] = []
         many.close_connection = lambda: closed.append(True)
         for i in range(100):
-            read.deliver(0, Token("x", [1], None, i, None))
+            read.receive([(0, Token("x", [1], None, i, None))])
             assert len(await read.read()) == 1
-        few.deliver(0, Token("x", [1], None, 0, None))
-        many.deliver(0, Token("x", [1], probs, 0, None))
+        few.receive([(0, Token("x", [1], None, 0, None))])
+        many.receive([(0, Token("x", [1], probs, 0, None))])
         assert not closed
-        few.deliver(0, Token("x", [1], None, 1, None))
-        many.deliver(0, Token("x", [1], probs, 0, None))
+        few.receive([(0, Token("x", [1], None, 1, None))])
+        many.receive([(0, Token("x", [1], probs, 0, None))])
         assert closed and many.gone and not few.gone and not many.running
         assert await many.read() == [] and len(await few.read()) == 2
         assert mailbox._total == 0 and not mailbox._unread
@@ -193,10 +193,10 @@ def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole answers, written at once: the connection that waited longest is closed first."""
+def test_unread_answers_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole answers, the connection that waited longest is closed first."""
     monkeypatch.setattr(connections, "MOST_UNREAD", 12_000_000)
-    body = b'{"content": "%b"}' % (b"x" * 3_000_000)  # about 12 MB of numbers, less what the sockets take
+    body = b'{"content": "%b"}' % (b"x" * 3_000_000)  # about 12 MB of numbers, minus the socket buffers
     request = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with serving() as wire:
         socks: list[socket.socket] = []
@@ -235,12 +235,12 @@ def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_more_probabilities_than_an_answer_may_hold(path: str, body: dict[str, Any], stream: bool) -> None:
+def test_too_many_probabilities_are_a_400(path: str, body: dict[str, Any], stream: bool) -> None:
     async def work() -> None:
         async with client() as http:
             answer = await http.post(path, json=body | {"stream": stream})
             assert answer.status_code == 400 and str(MOST_PROBABILITIES) in answer.json()["error"]["message"]
-            assert not http.engine.requests  # before any work
+            assert not http.engine.requests  # rejected before any work
             for fewer in ({"n_probs": 20, "logprobs": 20, "top_logprobs": 20}, {"n_predict": 8, "max_tokens": 8}):
                 fewer = {name: value for name, value in fewer.items() if name in body or name == "n_predict"}
                 if path.endswith("chat/completions"):
@@ -251,13 +251,13 @@ def test_more_probabilities_than_an_answer_may_hold(path: str, body: dict[str, A
     run(work())
 
 
-def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
+def test_probabilities_of_the_whole_vocabulary_for_a_few_tokens() -> None:
     engine = FakeEngine()
     fake, switches = served(engine), Switches()
 
     def n_predict(n_ctx: int, **fields: int) -> int:
         room = replace(fake, info=replace(fake.info, n_ctx=n_ctx))
-        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).engine.n_predict
+        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).params.n_predict
 
     for n_vocab, n in ((262_144, 4), (151_936, 6), (49_152, 20)):
         assert n_predict(131_072, n_probs=n_vocab, n_predict=n) == n
@@ -267,11 +267,11 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
     engine.close()
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
+# -- shutdown ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
+def test_new_requests_during_shutdown_get_503_with_retry_after() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
@@ -290,8 +290,8 @@ def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
 
 
 @pytest.mark.slow
-def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
-    """One that has asked nothing yet and one that rests are told to come again; their bodies may come late."""
+def test_open_connections_get_503_at_shutdown() -> None:
+    """A connection without a request yet and an idle one get 503 with Retry-After, also if the body comes late."""
     engine = FakeEngine("x" * 100, delay=0.05)
     with (
         serving(engine) as wire,
@@ -313,12 +313,12 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
                     sock.sendall(b" " * 1000)
                 [(status, headers, _)] = read_answers(sock, 1)
                 assert (status, headers["Connection"]) == (503, "close")
-                assert sock.recv(1) == b"", "the end, and no reset"
+                assert sock.recv(1) == b"", "a clean close, not a reset"
 
 
 @pytest.mark.slow
-def test_who_is_turned_away_gets_to_read_why() -> None:
-    """Headers without end: what is still on its way is read, and nobody waits for ever for more of it."""
+def test_refused_clients_can_read_the_reason() -> None:
+    """After endless headers, the server reads what is still in flight, but only for a limited time."""
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
         assert select.select([sock], [], [], 30)[0]
@@ -330,7 +330,7 @@ def test_who_is_turned_away_gets_to_read_why() -> None:
 
 
 def sent_in_vain(sock: socket.socket) -> bool:
-    """Whether the other side has closed its connection, and tells so who still sends."""
+    """Return True if the peer has closed the connection and resets it on further data."""
     try:
         sock.sendall(b"x")
     except OSError:
@@ -347,7 +347,7 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("kind", FRAMED)
-def test_chunks_that_hold_more_than_a_body_are_refused(kind: str) -> None:
+def test_oversized_chunk_framing_is_refused(kind: str) -> None:
     first, more = FRAMED[kind]
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + first)
@@ -358,8 +358,8 @@ def test_chunks_that_hold_more_than_a_body_are_refused(kind: str) -> None:
         assert read_answers(sock, 1)[0][0] == 400 and sent < 32 << 20
 
 
-def test_chunks_as_clients_send_them(caplog: pytest.LogCaptureFixture) -> None:
-    """Of one byte each, with extensions, and with trailers that are no headers."""
+def test_chunked_bodies_in_all_forms(caplog: pytest.LogCaptureFixture) -> None:
+    """Chunks of one byte, chunk extensions, and trailers, which are not headers."""
     text = json.dumps({"content": "x" * 2000}).encode()
     chunks = b"".join(b"1;at=%d\r\n%c\r\n" % (n % 10, byte) for n, byte in enumerate(text))
     trailers = b"0\r\nHost: evil.example\r\nAuthorization: Bearer x\r\n\r\n"

@@ -1,4 +1,4 @@
-"""HTTPS: a server process with a certificate, and the flags that name it."""
+"""HTTPS: a server process with a certificate, and its flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """PEM files of a key and its certificate for 127.0.0.1."""
+    """PEM files of a key and a certificate for 127.0.0.1."""
     folder = tmp_path_factory.mktemp("tls")
     issued = authority.issue_cert("127.0.0.1")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
@@ -55,8 +55,8 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
         long = "x" * 2_000_000
         assert len(http.post("/tokenize", json={"content": long}).json()["tokens"]) == len(long)
     with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
-        httpx.get(f"{url}/health")  # from an authority this client does not know
-    # One that speaks no TLS hears nothing of the server.
+        httpx.get(f"{url}/health")  # the client does not trust this authority
+    # A client without TLS gets no answer.
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=GUARD) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
@@ -66,7 +66,7 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
     assert f"server is listening on {url}" in [json.loads(line)["message"] for line in log.splitlines()]
 
 
-def test_the_flags_name_the_files(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_tls_flags(files: tuple[Path, Path], tmp_path: Path) -> None:
     key, certificate = map(str, files)
     flags, _ = parse(make_parser("serve"), "serve", ["-m", "x", "--ssl-key-file", key, "--ssl-cert-file", certificate])
     settings = serve_settings(flags)

@@ -1,11 +1,11 @@
-"""`/infill` over the fake engine: bytes are tokens, 3, 4 and 5 are the tokens around the hole."""
+"""`/infill` over the fake engine: bytes are tokens; 3, 4 and 5 are the fill-in-the-middle tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeTokenizer, client, run
+from fakes import FakeEngine, FakeTokenizer, post
 
 from llamado.server.api.infill import PromptBudget, infill_prompt
 
@@ -14,13 +14,7 @@ BODY = {"input_prefix": "ab", "input_suffix": "yz"}
 
 
 def ask(body: dict[str, Any], engine: FakeEngine, **switches: Any) -> tuple[int, Any]:
-    async def work() -> tuple[int, Any]:
-        async with client(engine, **switches) as http:
-            response = await http.post("/infill", json=body)
-            return response.status_code, response.json()
-
-    status, answer = run(work())
-    return status, answer
+    return post("/infill", body, engine, **switches)
 
 
 def build(body: dict[str, Any], budget: PromptBudget = BUDGET, *, suffix_first: bool = False, **tokens: Any) -> bytes:
@@ -40,14 +34,14 @@ def test_prefix_suffix_and_middle() -> None:
     assert bytes(engine.requests[0].prompt) == b"\x04yz\x03abc\x05"
 
 
-def test_files_around() -> None:
+def test_context_files() -> None:
     files = [{"filename": "a.py", "text": "A"}, {"text": "B"}]
     assert build({**BODY, "input_extra": files}) == (
         b"\n\n--- snippet ---\n\nA\n\n--- snippet ---\n\nB\x03ab\x04yz\x05"
     )
     repository = build({**BODY, "input_extra": files}, fim_rep=6, fim_sep=7, add_bos=True)
     assert repository == b"\x06myproject\n\x07a.py\nA\x07tmp\nB\x07filename\n\x02\x03ab\x04yz\x05"
-    # What does not fit is left out from the beginning.
+    # The beginning of context that does not fit is cut.
     assert build({**BODY, "input_extra": files}, PromptBudget(n_ctx=66, n_batch=64, n_predict=-1)).startswith(
         b"-\n\nB\x03"
     )
@@ -75,7 +69,7 @@ def test_bad_bodies(body: dict[str, Any], message: str) -> None:
     assert status == 400 and message in answer["error"]["message"]
 
 
-def test_models_without_the_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fim_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTokenizer, "fim_suf", None)
     status, answer = ask(BODY, FakeEngine())
     assert status == 501 and answer["error"]["message"].endswith("suffix token is missing. ")

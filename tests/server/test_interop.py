@@ -1,4 +1,4 @@
-"""The same requests to this server and to the real llama-server: status, keys, types, greedy text."""
+"""The same requests to this server and to llama.cpp's llama-server: status, keys, types, greedy text."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from waiting import GUARD
 pytestmark = pytest.mark.interop
 
 USER = [{"role": "user", "content": "Hi"}]
-# What differs on purpose; everything else must be the same.
+# Intended differences; everything else must be equal.
 OWN_FIELDS = {
     "models[].capabilities[]",
     "data[].tags[]",
-    "tools_enabled:boolean",  # so that the page asks for tools only where there are some
-    "[].choices[].delta.content:null",  # a stream begins with an empty text
+    "tools_enabled:boolean",  # the page requests tools only if this is true
+    "[].choices[].delta.content:null",  # streams begin with an empty string here
 }
 
 
 @dataclass
 class Pair:
-    """Addresses of both servers."""
+    """The addresses of both servers."""
 
     ours: str
     theirs: str
@@ -74,7 +74,7 @@ def servers(peer_bin: Path, smollm2_path: Path) -> Iterator[Pair]:
 
 
 def shape(value: Any, path: str = "") -> set[str]:
-    """Every path of a JSON value with its type; elements of a list count as one."""
+    """Return every path of a JSON value with its type; all elements of a list have one path."""
     if isinstance(value, dict):
         return {f"{path}:object"}.union(*(shape(v, f"{path}.{k}" if path else k) for k, v in value.items()))
     if isinstance(value, list):
@@ -119,7 +119,7 @@ SAME_TEXT = [
 
 
 def text_of(answer: Any) -> Any:
-    """The generated text in an answer of any form."""
+    """Return the generated text of an answer in any form."""
     if isinstance(answer, list):
         return [text_of(part) for part in answer if part != "[DONE]"]
     if "choices" in answer:
@@ -211,7 +211,7 @@ def test_errors_have_the_same_status_and_type(servers: Pair, path: str, body: An
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/props", "/slots", "/lora-adapters"])
 def test_monitoring_has_the_same_shape(servers: Pair, path: str) -> None:
     ours, theirs = httpx.get(f"{servers.ours}{path}").json(), httpx.get(f"{servers.theirs}{path}").json()
-    if path == "/slots":  # which slots worked already differs
+    if path == "/slots":  # the slots' history differs
         assert len(ours) == len(theirs)
         ours, theirs = ([max(slots, key=len)] for slots in (ours, theirs))
     assert shape(ours) - OWN_FIELDS == shape(theirs) - OWN_FIELDS
@@ -233,6 +233,6 @@ def test_metrics_have_the_same_names(servers: Pair) -> None:
         text = httpx.get(f"{url}/metrics").text
         return {line.split()[0] for line in text.splitlines() if line and not line.startswith("#")}
 
-    # There is no speculative decoding here to count.
+    # This server has no drafts to count.
     theirs = {name for name in names(servers.theirs) if "spec_decode" not in name}
     assert theirs <= names(servers.ours)

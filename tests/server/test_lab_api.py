@@ -1,4 +1,4 @@
-"""`/lab`: closed unless it was opened; what it takes, and what it refuses."""
+"""Endpoints of `/lab`: off by default, link settings, and workers to kill and restart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 
 from llamado.errors import LlamadoError
-from llamado.server.app import create_app
+from llamado.server.model import LabLink
 from llamado.server.state import ServerState
 
 
@@ -18,8 +18,8 @@ class FakeLab:
     def __init__(self) -> None:
         self.done: list[Any] = []
 
-    def view(self) -> list[dict[str, object]]:
-        return [{"endpoint": "h:1"}]
+    def view(self) -> list[LabLink]:
+        return [LabLink("h:1", "h:2", 1.5, 0.0, None, True, True, False)]
 
     def set(self, links: Mapping[str, tuple[float, float, float | None]]) -> None:
         self.done.append(dict(links))
@@ -41,19 +41,15 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def ask(engine: FakeEngine, lab: FakeLab | None, method: str, path: str, body: Any = None) -> httpx.Response:
-    found: list[httpx.Response] = []
+    async def work() -> httpx.Response:
+        async with client_of(ServerState(served=served(engine), lab=lab)) as http:
+            return await http.request(method, path, json=body)
 
-    async def asking() -> None:
-        app = create_app(ServerState(served=served(engine), lab=lab))
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            found.append(await client.request(method, path, json=body))
-
-    run(asking())
-    return found[0]
+    response: httpx.Response = run(work())
+    return response
 
 
-def test_it_is_closed_unless_it_was_opened(engine: FakeEngine) -> None:
+def test_the_lab_is_disabled_by_default(engine: FakeEngine) -> None:
     assert ask(engine, None, "GET", "/lab").json() == {"on": False, "links": []}
     for path in ("/lab/links", "/lab/kill", "/lab/start"):
         answer = ask(engine, None, "POST", path, {"links": [], "endpoint": "h:1"})
@@ -64,11 +60,17 @@ def test_links_are_set_and_workers_killed(engine: FakeEngine) -> None:
     lab = FakeLab()
     links = [{"endpoint": "h:1", "latency_ms": 20}, {"endpoint": "h:2", "jitter_ms": 2.5, "bandwidth": 1e6}]
     answer = ask(engine, lab, "POST", "/lab/links", {"links": links})
-    assert answer.json() == {"on": True, "links": [{"endpoint": "h:1"}]}
+    assert answer.json() == {
+        "on": True,
+        "links": [
+            {"endpoint": "h:1", "worker": "h:2", "latency_ms": 1.5, "jitter_ms": 0.0, "bandwidth": None, "own": True,
+             "running": True, "watched": False}
+        ],
+    }  # fmt: skip
     ask(engine, lab, "POST", "/lab/kill", {"endpoint": "h:1"})
     ask(engine, lab, "POST", "/lab/start", {"endpoint": "h:1"})
-    wanted = {"h:1": (20.0, 0.0, None), "h:2": (0.0, 2.5, 1e6)}
-    assert lab.done == [wanted, ("kill", "h:1"), ("start", "h:1")]
+    settings = {"h:1": (20.0, 0.0, None), "h:2": (0.0, 2.5, 1e6)}
+    assert lab.done == [settings, ("kill", "h:1"), ("start", "h:1")]
     assert ask(engine, lab, "POST", "/lab/kill", {"endpoint": "h:9"}).status_code == 400
 
 
@@ -78,7 +80,7 @@ def test_links_are_set_and_workers_killed(engine: FakeEngine) -> None:
      [{"endpoint": "h:1", "latency_ms": True}], [{"endpoint": "h:1", "jitter_ms": "2"}],
      [{"endpoint": "h:1", "bandwidth": -5}]],
 )  # fmt: skip
-def test_links_that_are_none(engine: FakeEngine, links: Any) -> None:
+def test_invalid_links_are_rejected(engine: FakeEngine, links: Any) -> None:
     lab = FakeLab()
     assert ask(engine, lab, "POST", "/lab/links", {"links": links}).status_code == 400
     assert not lab.done

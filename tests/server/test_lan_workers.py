@@ -1,4 +1,4 @@
-"""Workers of the network are taken in once the model is loaded, again where that failed, and let go."""
+"""Workers found in the network join once the model is loaded, after retries if need be, and are drained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.server.state import ServerState
 
 
 class Network:
-    """Says what a test wants said."""
+    """A listener whose announcements the test makes."""
 
     closed = False
 
@@ -42,13 +42,13 @@ class Members:
         self.done.put(("drain", endpoint))
 
 
-def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_join_and_are_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.ops.discovery._PAUSE", 0.01)
     network, state, members, engine = Network(), ServerState(), Members(2), FakeEngine()
     lan = LanWorkers(state, network)
     coming = threading.Thread(target=network.found, args=("10.0.0.2:50052", 2.0))
     coming.start()
-    assert members.done.empty() and coming.is_alive(), "the model is not loaded"
+    assert members.done.empty() and coming.is_alive(), "the model is not loaded yet"
     state.served = served(engine, cluster=members)
     coming.join(60)
     assert [members.done.get(timeout=60) for _ in range(3)] == [("join", "10.0.0.2:50052", "2")] * 3
@@ -59,7 +59,7 @@ def test_workers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
-def test_a_server_that_ends_waits_for_nobody() -> None:
+def test_closing_ends_pending_joins() -> None:
     network, state = Network(), ServerState()
     lan = LanWorkers(state, network)
     coming = threading.Thread(target=network.found, args=("10.0.0.2:50052", 1.0))

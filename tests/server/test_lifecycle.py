@@ -1,4 +1,4 @@
-"""A server process on loopback: loading, failing, streaming, clients that go away, signals."""
+"""A server process on loopback: loading, failure, streaming, disconnecting clients, signals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wait_ready(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> None:
+def test_the_port_is_open_at_once_and_health_has_the_progress(fake_server: Start) -> None:
     process, url = fake_server("load=3")
     seen: list[tuple[float, str]] = []
     while (response := httpx.get(f"{url}/health")).status_code == 503:
@@ -50,7 +50,7 @@ def test_port_is_open_at_once_and_health_tells_progress(fake_server: Start) -> N
 
 
 @pytest.mark.slow
-def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
+def test_a_failed_load_logs_the_reason_and_exits(fake_server: Start) -> None:
     process, url = fake_server("fail", "load=0.5")
     messages = set()
     try:
@@ -78,7 +78,7 @@ def test_failed_load_says_why_and_exits(fake_server: Start) -> None:
     ],
 )
 @pytest.mark.slow
-def test_the_log_has_the_words_that_operators_look_for(fake_server: Start, kind: str, words: str) -> None:
+def test_the_log_has_llama_servers_lines(fake_server: Start, kind: str, words: str) -> None:
     process, _ = fake_server(f"fail={kind}")
     assert process.wait(60) == 1
     log = process.log()
@@ -103,18 +103,18 @@ def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None
             text += chunk
             if i == 3:
                 process.send_signal(signal.SIGTERM)
-    assert len(events(text)) == 51  # 50 tokens and the final part
+    assert len(events(text)) == 51  # 50 tokens and the last chunk
     assert process.wait(60) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
 
 
 @pytest.mark.slow
-def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fake_server: Start) -> None:
-    """On a connection that was there, on new ones, and by the probes; the answer that runs is whole."""
+def test_requests_while_the_last_answers_finish_get_503(fake_server: Start) -> None:
+    """On an open connection, on new ones, and for probes; the running answer is completed."""
     process, url = fake_server("delay=0.05")
     wait_ready(url)
-    text, told = "", []
+    text, answers = "", []
     with httpx.Client() as old, httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}) as long:
         assert old.get(f"{url}/health").status_code == 200
         for i, chunk in enumerate(long.iter_text()):
@@ -124,10 +124,10 @@ def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fak
                 until(lambda: httpx.get(f"{url}/health").status_code != 200)
                 body = {"prompt": "b", "n_predict": 2}
                 for ask in (old.post, httpx.post):
-                    told += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
-                told += [httpx.get(f"{url}{path}") for path in ("/health", "/readyz", "/slots")]
+                    answers += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
+                answers += [httpx.get(f"{url}{path}") for path in ("/health", "/readyz", "/slots")]
                 assert httpx.get(f"{url}/livez").status_code == 200
-    for answer in told:
+    for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
         assert answer.json()["error"]["message"] == "the server is shutting down"
@@ -135,8 +135,8 @@ def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fak
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_not_finished_in_time_ends_with_the_reason(fake_server: Start) -> None:
-    """Its client hears why, and the log has neither an error nor a client that went away."""
+def test_an_unfinished_answer_ends_with_an_error(fake_server: Start) -> None:
+    """Its client gets the reason; the log has neither an error nor a disconnect."""
     process, url = fake_server("delay=0.2", "grace=2")
     wait_ready(url)
     text = ""
@@ -153,7 +153,7 @@ def test_an_answer_that_is_not_finished_in_time_ends_with_the_reason(fake_server
 
 
 @pytest.mark.slow
-def test_second_signal_stops_at_once(fake_server: Start) -> None:
+def test_a_second_signal_stops_at_once(fake_server: Start) -> None:
     process, url = fake_server("delay=0.5")
     wait_ready(url)
     with (
@@ -167,8 +167,8 @@ def test_second_signal_stops_at_once(fake_server: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
-    """Both kinds of answers; seen from outside by the slots."""
+def test_a_client_disconnect_cancels_its_answer(fake_server: Start) -> None:
+    """For whole and streamed answers; observed in `/slots`."""
     _, url = fake_server("delay=0.5", "tokens=1000")
     wait_ready(url)
 
@@ -179,7 +179,7 @@ def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
         body = {"prompt": "a", "stream": stream}
         if stream:
             with httpx.stream("POST", f"{url}/completion", json=body) as response:
-                parts = response.iter_raw()  # httpx hangs up when the last reference to this is gone
+                parts = response.iter_raw()  # httpx disconnects when the last reference to this is deleted
                 next(parts)
                 assert busy() == 1
         else:
@@ -188,8 +188,8 @@ def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
         until(lambda: not busy())
 
 
-def test_parts_arrive_as_they_are_made() -> None:
-    """The engine makes a token when the one before has arrived: were one held back, none would follow."""
+def test_chunks_arrive_as_they_are_generated() -> None:
+    """The engine generates each token after the last one arrived, so a held back token would stop the stream."""
     engine, seen = FakeEngine("x" * 10), threading.Semaphore(1)
     engine.before = lambda i: seen.acquire()
     body = {"prompt": "a", "stream": True}
@@ -214,24 +214,24 @@ def test_silent_streams_are_pinged(fake_server: Start) -> None:
 
 
 def test_health_answers_while_the_engine_works() -> None:
-    """Fifty times before any of four answers is over."""
+    """Fifty times before the first of four answers ends."""
     engine, go_on = FakeEngine(), threading.Event()
     engine.before = lambda i: go_on.wait()
     body = {"prompt": "a" * 4000}
     with serving(engine) as wire, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         try:
-            asked = [pool.submit(httpx.post, f"{wire.url}/completion", json=body, timeout=60) for _ in range(4)]
+            pending = [pool.submit(httpx.post, f"{wire.url}/completion", json=body, timeout=60) for _ in range(4)]
             while engine.busy < 4:
                 time.sleep(0.01)
             assert [http.get("/health").status_code for _ in range(50)] == [200] * 50
-            assert not any(one.done() for one in asked)
+            assert not any(one.done() for one in pending)
         finally:
             go_on.set()
-        assert [one.result().status_code for one in asked] == [200] * 4
+        assert [one.result().status_code for one in pending] == [200] * 4
 
 
 @pytest.mark.slow
-def test_taken_port_is_an_error_that_says_so() -> None:
+def test_a_used_port_is_a_named_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -243,7 +243,7 @@ def test_taken_port_is_an_error_that_says_so() -> None:
         assert done.returncode == 1 and "Address already in use" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_unix_socket(tmp_path: Any) -> None:
+def test_a_unix_socket(tmp_path: Any) -> None:
     path = str(tmp_path / "x.sock")
     (sock,) = listen((path,), 0)
     try:
@@ -282,7 +282,7 @@ def test_one_wake_up_for_many_events() -> None:
 
         thread = threading.Thread(target=step)
         thread.start()
-        thread.join()  # the loop is held up here
+        thread.join()  # the loop is blocked here
         for generation in generations:
             read = await generation.read()
             assert [event.text for _, event in read if isinstance(event, Token)] == ["0", "1", "2"]
@@ -292,8 +292,8 @@ def test_one_wake_up_for_many_events() -> None:
     asyncio.run(work())
 
 
-def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no longer, where the loop has something else to do."""
+def test_flush_waits_a_moment_for_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not longer, if the loop is busy."""
     waiting, delivered = threading.Event(), []
 
     async def work() -> None:
@@ -306,21 +306,21 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         def step(event: Token) -> None:
             mailbox.post(generation, 0, event)
             waiting.set()
-            mailbox.let_deliver()
+            mailbox.flush()
             delivered.append(len(generation._events))
 
         thread = threading.Thread(target=step, args=(Token("a", [1], None, 0),))
         thread.start()
         waiting.wait()
-        thread.join()  # the loop is held up here
+        thread.join()  # the loop is blocked here
         assert delivered == [0]
         monkeypatch.setattr(streaming, "_DELIVERY_SECONDS", 10 * GUARD)
         await asyncio.to_thread(step, Token("b", [2], None, 1))
         assert delivered == [0, 2]
         began = time.monotonic()
         for idle in (mailbox, Mailbox(asyncio.get_running_loop())):
-            idle.let_deliver()
-        assert time.monotonic() - began < GUARD, "nothing is waited for where nothing was posted"
+            idle.flush()
+        assert time.monotonic() - began < GUARD, "flush does not wait without posted events"
         engine.close()
 
     asyncio.run(work())

@@ -1,4 +1,4 @@
-"""`/live/events`: what it tells and what it never tells, when it ends, and the rings behind it."""
+"""`/live/events`: its contents, its end, access, and the ring buffers behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llamado.server.ops.sleep import Sleep, SleepingEngine
 
 
 class Listener:
-    """What one client of `/live/events` has heard, put together as the page does it."""
+    """A client of `/live/events` that merges the events as the page does."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
         self._headers = headers or {}
@@ -78,8 +78,8 @@ def wire() -> Iterator[Wire]:
 
 @pytest.mark.slow
 def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
-    with Listener(wire.url) as heard:
-        first = heard.until(lambda: heard.seen and heard.seen[0])
+    with Listener(wire.url) as listener:
+        first = listener.until(lambda: listener.seen and listener.seen[0])
         assert first["first"] and first["model"] == "fake" and len(first["slots"]) == 4 and not first["running"]
         assert first["cells"] == {"used": 30, "total": 4096, "shared": 0}
         assert first["cache"]["hit_tokens"] == 1 and "tokens" in first["cache"]
@@ -89,25 +89,27 @@ def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
             kwargs={"json": {"prompt": "a SECRET thing", "n_predict": 20}, "headers": {"X-Request-Id": "mine"}},
         )
         asking.start()
-        (running,) = heard.until(lambda: [one for one in heard.now["running"] if one.get("predicted")])
+        (running,) = listener.until(lambda: [one for one in listener.now["running"] if one.get("predicted")])
         assert running["id"] == "mine" and running["path"] == "/completion" and running["client"] == "127.0.0.1"
         assert running["slots"] == [0] and running["prompt"] == 14 and 0 < running["first"] < 15
-        busy = [slot for slot in heard.now["slots"] if slot["busy"]]
+        busy = [slot for slot in listener.now["slots"] if slot["busy"]]
         assert [slot["prompt"] for slot in busy] == [14]
         asking.join()
-        (ended,) = heard.until(lambda: heard.gathered["ended"])
+        (ended,) = listener.until(lambda: listener.gathered["ended"])
         assert ended["status"] == 200 and ended["stop"] == "limit" and ended["model"] == "fake"
         assert (ended["prompt"], ended["predicted"]) == (14, 20) and ended["seconds"] >= ended["first"]
-        assert ended["started"] == pytest.approx(ended["first"] - 0.002, abs=1e-4)  # the fake's prompts take 2 ms
-        heard.until(lambda: not heard.now["running"])
-    assert "SECRET" not in heard.text and "well" not in heard.text
+        assert ended["started"] == pytest.approx(
+            ended["first"] - 0.002, abs=1e-4
+        )  # prompts of the fake engine take 2 ms
+        listener.until(lambda: not listener.now["running"])
+    assert "SECRET" not in listener.text and "well" not in listener.text
     with Listener(wire.url) as late:
         assert late.until(lambda: late.gathered["ended"])[0]["id"] == "mine"
 
 
 @pytest.mark.slow
 def test_how_requests_end(wire: Wire) -> None:
-    httpx.get(f"{wire.url}/props")  # who looks is not among them
+    httpx.get(f"{wire.url}/props")  # GET requests are not in the list
     assert httpx.post(f"{wire.url}/completion", json={"prompt": "a", "n_predict": "x"}).status_code == 400
     assert httpx.post(f"{wire.url}/nowhere").status_code == 404
     with pytest.raises(httpx.ReadTimeout):
@@ -120,13 +122,13 @@ def test_how_requests_end(wire: Wire) -> None:
     assert left["stop"] == "cancelled" and left["prompt"] == 1
     assert requests.n_errors == 2 and not requests.running(())
     counts = {"ended": 3, "errors": 2, "cancelled": 1}
-    # The engine hears of the cancelled request after its answer has ended.
+    # The engine cancels the request after its response has ended.
     until(lambda: httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0})
-    with Listener(wire.url) as heard:
-        heard.until(lambda: heard.now.get("counts") == counts)
+    with Listener(wire.url) as listener:
+        listener.until(lambda: listener.now.get("counts") == counts)
 
 
-def test_what_the_prompt_cache_holds_is_shown_with_the_permission_of_slots() -> None:
+def test_texts_of_the_prompt_cache_are_shown_only_with_slots() -> None:
     for slots in (True, False):
         with serving(slots=slots) as wire:
             served = wire.state.served
@@ -135,20 +137,20 @@ def test_what_the_prompt_cache_holds_is_shown_with_the_permission_of_slots() -> 
             kept = StoredPrompt(70, 5000, 12.5, tokens)
             now = served.snapshot()._replace(stored=(kept,))
             served.engine.snapshot = lambda now=now: now  # type: ignore[method-assign]
-            (told,) = httpx.get(f"{wire.url}/live/cache").json()["entries"]
-            assert told == {"tokens": 70, "bytes": 5000, "used": 12.5} | ({"text": "Once upon"} if slots else {})
+            (entry,) = httpx.get(f"{wire.url}/live/cache").json()["entries"]
+            assert entry == {"tokens": 70, "bytes": 5000, "used": 12.5} | ({"text": "Once upon"} if slots else {})
 
 
 def test_a_key_is_needed() -> None:
     with serving(access=AccessRules(api_keys=(b"right",))) as wire:
         assert httpx.get(f"{wire.url}/live/events").status_code == 401
-        with Listener(wire.url, {"Authorization": "Bearer right"}) as heard:
-            heard.until(lambda: heard.now)
+        with Listener(wire.url, {"Authorization": "Bearer right"}) as listener:
+            listener.until(lambda: listener.now)
 
 
 @pytest.mark.parametrize("path", ["/live/events", "/cluster/events"])
 def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
-    """Whole, with their last chunk: nobody cuts them off, and the server's end does not wait for who looks on."""
+    """They end with their last chunk, without a reset, and do not delay the shutdown."""
     with wire.connect() as sock:
         sock.settimeout(GUARD)
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -167,38 +169,38 @@ def test_a_head_request_ends(wire: Wire, path: str) -> None:
     assert httpx.head(f"{wire.url}{path}", timeout=GUARD).status_code == 200
 
 
-def test_looking_wakes_no_model(wire: Wire) -> None:
+def test_the_live_view_does_not_wake_the_model(wire: Wire) -> None:
     state = wire.state
     assert state.served is not None
     sleep = state.sleep = Sleep(state, lambda: pytest.fail("the model was loaded"), 100)
     sleep.asleep = True
     state.served.engine.close()  # type: ignore[attr-defined]
     state.served = state.served.__class__(**{**vars(state.served), "engine": SleepingEngine(state.served.snapshot())})
-    with Listener(wire.url) as heard:
-        assert heard.until(lambda: heard.now)["asleep"] is True
+    with Listener(wire.url) as listener:
+        assert listener.until(lambda: listener.now)["asleep"] is True
     assert sleep.asleep
 
 
-def test_the_log_goes_along_with_the_requests_it_is_about(wire: Wire) -> None:
+def test_log_lines_have_the_ids_of_their_requests(wire: Wire) -> None:
     logger = logging.getLogger("llamado")
     level, tail = logger.level, wire.state.live.log
     logger.addHandler(tail)
     logger.setLevel(logging.INFO)
     try:
-        with Listener(wire.url) as heard:
-            heard.until(lambda: heard.now)
+        with Listener(wire.url) as listener:
+            listener.until(lambda: listener.now)
             httpx.post(f"{wire.url}/tokenize", json={"content": "a"}, headers={"X-Request-Id": "known"})
             logging.getLogger("llamado.server").warning("look out")
-            found = heard.until(lambda: len(heard.gathered["log"]) >= 2 and heard.gathered["log"])
-            told = {line["level"]: line for line in found}
-            assert told["info"]["request"] == "known" and "POST /tokenize 200" in told["info"]["text"]
-            assert told["warning"]["text"] == "look out" and "request" not in told["warning"]
+            found = listener.until(lambda: len(listener.gathered["log"]) >= 2 and listener.gathered["log"])
+            by_level = {line["level"]: line for line in found}
+            assert by_level["info"]["request"] == "known" and "POST /tokenize 200" in by_level["info"]["text"]
+            assert by_level["warning"]["text"] == "look out" and "request" not in by_level["warning"]
     finally:
         logger.removeHandler(tail)
         logger.setLevel(level)
 
 
-def test_lines_since_the_last_look() -> None:
+def test_lines_since_the_last_read() -> None:
     tail = LogTail()
 
     def log(text: str, **more: Any) -> None:
@@ -235,10 +237,10 @@ def snapshot(prompt: int, answer: int, waits: tuple[int, float], n_decode: int =
     return now._replace(**more)
 
 
-def test_samples_are_what_was_added_since_the_last() -> None:
+def test_samples_are_rates_since_the_last_one() -> None:
     samples = Samples(3)
     samples.take(100.0, snapshot(50, 60, (1, 5.0)), 7)
-    assert samples.since(0) == {name: [] for name in samples.since(0)}  # of the time before nothing is known
+    assert samples.since(0) == {name: [] for name in samples.since(0)}  # the first call has no reference
     samples.take(102.0, snapshot(250, 61, (3, 6.0)), 8)
     found = samples.since(0)
     assert found == {
@@ -251,7 +253,7 @@ def test_samples_are_what_was_added_since_the_last() -> None:
         "first_token": [0.5],
         "errors": [1.0],
     }
-    samples.take(103.0, snapshot(10, 4, (0, 0.0), n_decode=1), 8)  # loaded anew: it counts from 0
+    samples.take(103.0, snapshot(10, 4, (0, 0.0), n_decode=1), 8)  # the model was reloaded: counters restart at 0
     found = samples.since(1)
     assert (found["prompt"], found["answer"], found["first_token"], found["errors"]) == ([10.0], [4.0], [None], [0.0])
     for second in range(104, 110):
@@ -260,7 +262,7 @@ def test_samples_are_what_was_added_since_the_last() -> None:
     assert not math.isnan(sum(samples.since(0)["answer"]))  # type: ignore[arg-type]
 
 
-def test_a_hundred_requests_are_remembered() -> None:
+def test_the_last_hundred_requests_are_kept() -> None:
     requests = RecentRequests()
     for i in range(250):
         record = Record(f"r{i}", "POST", "/completion")

@@ -1,4 +1,4 @@
-"""`/lora-adapters` and the field `lora` of requests: the answers of llama-server b11434."""
+"""`/lora-adapters` and the field `lora` of requests, with the answers of llama-server b11434."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 from lora_files import make_adapter
 from minilm import make_bert
 from tiny_models import make_llama
@@ -23,7 +23,6 @@ from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.models import InvalidAdapter
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import AdapterInfo
 from llamado.server.settings import Settings
@@ -34,14 +33,13 @@ POINT1, POINT3 = float(np.float32(0.1)), float(np.float32(0.3))
 
 @asynccontextmanager
 async def client(scales: tuple[float, ...]) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
-    """A server whose engine computes nothing real, with adapters of these scales."""
+    """A client of a server with a fake forward pass and adapters of these scales."""
     engine = Engine(FakeForward(), PieceTokenizer(), EngineOptions(n_slots=2), scales=DefaultScales(scales))
     model = served(FakeEngine(n_slots=2))
     adapters = tuple(AdapterInfo(f"{i}.gguf", "rhymes" if i else "") for i in range(len(scales)))
     state = ServerState()
     state.served = replace(model, engine=engine, info=replace(model.info, adapters=adapters))
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         try:
             yield http, engine
         finally:
@@ -110,11 +108,11 @@ def test_scales_of_a_request() -> None:
 
             shown, as_set = await ask()
             assert shown == []
-            assert await ask(lora=[]) == ([], as_set), "nobody named: as set for all"
+            assert await ask(lora=[]) == ([], as_set), "no adapter named: the default scales"
             assert await ask(lora=[{"id": 0, "scale": 1}]) == ([{"id": 0, "scale": 1.0}], as_set)
             shown, without = await ask(lora=[{"id": 0}])
             assert shown == [{"id": 0, "scale": 0.0}] and without != as_set
-            # In order of ids; of two scales the last counts.
+            # In order of ids; the last scale of an id wins.
             shown, found = await ask(lora=[{"id": 1, "scale": 0.3}, {"id": 0, "scale": 5}, {"id": 0, "scale": 0.1}])
             assert shown == [{"id": 0, "scale": POINT1}, {"id": 1, "scale": POINT3}]
             assert found not in (as_set, without)
@@ -165,7 +163,7 @@ def test_from_flags_to_the_model(files: Path) -> None:
 
 @pytest.mark.slow
 def test_an_encoder_with_adapters(tmp_path: Path) -> None:
-    """The vectors change with the scales."""
+    """Its vectors change with the scales."""
     model = make_bert(tmp_path / "m.gguf")
     adapter = make_adapter(tmp_path / "a.gguf", model, size=0.3)
     found = load(tmp_path, lora=((str(adapter), 1.0),), embeddings=True, lora_apply=False)

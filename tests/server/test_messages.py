@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, post, typed_events
 from test_chat_api import CALLING, HERMES
 
 USER = {"role": "user", "content": "Hi"}
@@ -15,27 +15,18 @@ BASE: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [USER]}
 
 
 def ask(body: dict[str, Any], engine: FakeEngine | None = None, path: str = "/v1/messages") -> Any:
-    async def work() -> Any:
-        async with client(engine or FakeEngine(), source=HERMES) as http:
-            response = await http.post(path, json=body)
-            if not response.headers["content-type"].startswith("text/event-stream"):
-                return response.json()
-            parts = [part.split("\n") for part in response.text.split("\n\n") if part]
-            found = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
-            assert [name.removeprefix("event: ") for name, _ in parts] == [event["type"] for event in found]
-            return found
-
-    return run(work())
+    answer = post(path, body, engine, source=HERMES)[1]
+    return typed_events(answer) if isinstance(answer, str) else answer
 
 
 def prompt(body: dict[str, Any]) -> str:
-    """What the model is given for a body."""
+    """Return the prompt of a body as text."""
     engine = FakeEngine()
     assert ask({**BASE, **body}, engine)["type"] == "message"
     return bytes(engine.requests[0].prompt).decode()
 
 
-def test_thoughts_text_and_calls_are_blocks() -> None:
+def test_reasoning_text_and_calls_are_blocks() -> None:
     answer = ask({**BASE, "tools": [TOOL]}, FakeEngine(CALLING))
     thinking, text, use = answer["content"]
     assert thinking == {"type": "thinking", "thinking": "hm", "signature": ""}
@@ -88,7 +79,7 @@ def test_blocks_become_a_conversation() -> None:
     assert order == sorted(order)
 
 
-def test_a_line_that_differs_each_time_does_not_spoil_the_cache() -> None:
+def test_claude_codes_billing_line_does_not_change_the_prompt() -> None:
     header = "x-anthropic-billing-header: cc_version=2.1; cch={};You are"
     assert prompt({"system": header.format("a5145")}) == prompt({"system": header.format("0f00d")})
 
@@ -104,7 +95,7 @@ def test_tool_choice(choice: dict[str, Any], limited: bool) -> None:
     assert (constraint is not None) == limited
 
 
-def test_a_budget_for_thoughts() -> None:
+def test_a_reasoning_budget() -> None:
     engine = FakeEngine()
     ask({**BASE, "thinking": {"type": "enabled", "budget_tokens": 5}}, engine)
     assert engine.requests[0].constraint.tags["budget"] == 5  # type: ignore[union-attr]
@@ -132,8 +123,8 @@ def test_tokens_are_counted() -> None:
 
 
 @pytest.mark.parametrize("n_cached", [0, 3])
-def test_tokens_from_the_cache_are_counted_apart(n_cached: int) -> None:
-    """`input_tokens` are those that were computed; in a stream its first event says so, too."""
+def test_cached_tokens_are_counted_separately(n_cached: int) -> None:
+    """`input_tokens` are the computed ones, also in the first event of a stream."""
 
     def engine() -> FakeEngine:
         fake = FakeEngine("yes")
@@ -151,12 +142,12 @@ def test_tokens_from_the_cache_are_counted_apart(n_cached: int) -> None:
     assert last["usage"] == {**expected, "output_tokens": 3}
     chat = ask({"messages": [USER]}, engine(), "/v1/chat/completions")["usage"]
     assert (chat["prompt_tokens"], chat["prompt_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
-    told = ask({"input": "Hi"}, engine(), "/v1/responses")["usage"]
-    assert (told["input_tokens"], told["input_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
+    usage = ask({"input": "Hi"}, engine(), "/v1/responses")["usage"]
+    assert (usage["input_tokens"], usage["input_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_at_the_length_limit_is_not_a_whole_one(stream: bool) -> None:
+def test_a_call_at_the_length_limit_is_left_out(stream: bool) -> None:
     answer = ask({**BASE, "tools": [TOOL], "stream": stream, "max_tokens": len(CALLING)}, FakeEngine(CALLING + "x"))
     last = next(event for event in answer if event["type"] == "message_delta")["delta"] if stream else answer
     assert last["stop_reason"] == "max_tokens"

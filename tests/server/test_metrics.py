@@ -42,8 +42,8 @@ REFERENCE = {
 OLDER = {"kv_cache_usage_ratio": "gauge", "kv_cache_tokens": "gauge"}
 
 
-class Counting(FakeEngine):
-    """With everything a snapshot may hold."""
+class CountingEngine(FakeEngine):
+    """A fake engine whose snapshot has all optional parts."""
 
     def snapshot(self) -> EngineSnapshot:
         histogram = Histogram((0.1, 1.0), (3, 2, 1), 4.5)
@@ -65,7 +65,7 @@ class Counting(FakeEngine):
 
 def scrape(**switches: Any) -> str:
     async def work() -> str:
-        async with client(Counting(), metrics=True, **switches) as http:
+        async with client(CountingEngine(), metrics=True, **switches) as http:
             await http.post("/completion", json={"prompt": "a", "n_predict": 1})
             await http.get("/nowhere")
             await http.get("/also/nowhere")
@@ -83,7 +83,7 @@ def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return found
 
 
-def test_names_and_types_are_llama_servers() -> None:
+def test_names_and_types_are_those_of_llama_server() -> None:
     text = scrape()
     for name, kind in (REFERENCE | OLDER).items():
         assert f"# TYPE llamacpp:{name} {kind}\n" in text and f"# HELP llamacpp:{name} " in text
@@ -118,7 +118,7 @@ def test_requests_are_counted_by_endpoint() -> None:
         (dict(labels)["method"], dict(labels)["endpoint"], dict(labels)["status"]): n
         for labels, n in values["llamacpp:http_requests_total"].items()
     }
-    # Paths that do not exist share one row, so that no stranger can make rows.
+    # Unknown paths share one row, so that clients cannot create rows.
     assert requests == {("POST", "/completion", "200"): 1, ("GET", "other", "404"): 2}
     assert values["llamacpp:http_request_duration_seconds_count"][(("endpoint", "/completion"),)] == 1
     traffic = Traffic()
@@ -127,8 +127,8 @@ def test_requests_are_counted_by_endpoint() -> None:
     assert traffic.durations["/"].counts == (2, *[0] * (len(BOUNDS) - 1), 1)
 
 
-def test_metrics_of_a_server_that_loads() -> None:
-    """Monitoring sees a server that starts, and none of its probes as an error."""
+def test_metrics_while_loading() -> None:
+    """Monitoring sees a starting server; probes do not count as errors."""
 
     async def work() -> tuple[Any, Any]:
         async with client(loaded=False, metrics=True) as http:
@@ -161,17 +161,17 @@ def test_metrics_of_a_server_that_loads() -> None:
     assert samples(loaded.text)["llamado_is_loading"] == {(): 0}
 
 
-def test_metrics_of_a_server_that_loads_need_its_key() -> None:
+def test_metrics_while_loading_need_the_key() -> None:
     async def work() -> list[int]:
         async with client(loaded=False, metrics=True, access=AccessRules(api_keys=(b"k",))) as http:
-            asked = [await http.get("/metrics", headers=headers) for headers in ({}, {"Authorization": "Bearer k"})]
-            return [answer.status_code for answer in asked]
+            answers = [await http.get("/metrics", headers=headers) for headers in ({}, {"Authorization": "Bearer k"})]
+            return [answer.status_code for answer in answers]
 
     assert run(work()) == [401, 200]
 
 
 @pytest.mark.parametrize("refusal", ["key", "host", "end", "connections"])
-def test_requests_that_are_turned_away_count_under_their_endpoint(refusal: str) -> None:
+def test_refused_requests_count_under_their_endpoint(refusal: str) -> None:
     async def work() -> dict[tuple[str, str, int], int]:
         access = AccessRules(api_keys=(b"k",)) if refusal == "key" else AccessRules()
         async with client(access=access, metrics=True, api_prefix="/llm") as http:
@@ -195,7 +195,7 @@ def test_requests_that_are_turned_away_count_under_their_endpoint(refusal: str) 
 
 
 def test_a_router_and_a_gateway_count_their_own_answers() -> None:
-    """The same series as a server, whatever answers."""
+    """They have the same series as a server."""
     traffic = Traffic()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -242,27 +242,32 @@ def test_process_and_build() -> None:
     assert dict(labels)["version"] == __version__ and one == 1
 
 
-def test_a_client_that_goes_away_is_counted() -> None:
+async def call(http: Any, receive: Any, send: Any) -> None:
+    """Call the application with a POST of `/completion`."""
+    scope = {
+        "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
+        "query_string": b"", "headers": [], "http_version": "1.1",
+    }  # fmt: skip
+    await http._transport.app(scope, receive, send)
+
+
+def test_a_client_disconnect_is_counted() -> None:
+    received = [
+        {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return received.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        raise AssertionError("the client is gone")
+
     async def work() -> Traffic:
         async with client(FakeEngine(delay=0.05), metrics=True) as http:
-            sent = [
-                {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
-                {"type": "http.disconnect"},
-            ]
-            scope = {
-                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
-                "query_string": b"", "headers": [], "http_version": "1.1",
-            }  # fmt: skip
-
-            async def receive() -> dict[str, Any]:
-                await asyncio.sleep(0.02)
-                return sent.pop(0)
-
-            async def send(message: dict[str, Any]) -> None:
-                raise AssertionError("nobody is there")
-
-            await http._transport.app(scope, receive, send)
-            traffic: Traffic = http.state.traffic
+            await call(http, receive, send)
+            traffic: Traffic = http.state.traffic  # type: ignore[attr-defined]
             return traffic
 
     traffic = run(work())
@@ -270,32 +275,33 @@ def test_a_client_that_goes_away_is_counted() -> None:
 
 
 @pytest.mark.parametrize("read", [2, 50], ids=["left", "read to its end"])
-def test_a_stream_whose_client_goes_away_is_counted(read: int) -> None:
-    """Its status was sent long ago."""
+def test_a_client_disconnect_during_a_stream_is_counted(read: int) -> None:
+    """Although the status 200 was sent."""
     sent: list[Any] = []
-    body = b'{"prompt": "a", "n_predict": 40, "stream": true}'
+    received = [
+        {
+            "type": "http.request",
+            "body": b'{"prompt": "a", "n_predict": 40, "stream": true}',
+            "more_body": False,
+        }
+    ]
 
     async def work() -> float:
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if received:
+                return received.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            if len(sent) > read:
+                gone.set()
+
         async with client(FakeEngine(delay=0.01), metrics=True) as http:
-            gone = asyncio.Event()
-            received = [{"type": "http.request", "body": body, "more_body": False}]
-            scope = {
-                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
-                "query_string": b"", "headers": [], "http_version": "1.1",
-            }  # fmt: skip
-
-            async def receive() -> dict[str, Any]:
-                if received:
-                    return received.pop()
-                await gone.wait()
-                return {"type": "http.disconnect"}
-
-            async def send(message: dict[str, Any]) -> None:
-                sent.append(message)
-                if len(sent) > read:
-                    gone.set()
-
-            await http._transport.app(scope, receive, send)
+            await call(http, receive, send)
             (n,) = samples((await http.get("/metrics")).text)["llamacpp:http_requests_cancelled_total"].values()
             return n
 
@@ -322,4 +328,4 @@ def test_rates_are_those_since_the_last_scrape() -> None:
         tokens_predicted_seconds_total=4.0,
     )  # fmt: skip
     assert rates(then) == (300.0, 5.0)
-    assert rates(then) == (0.0, 0.0)  # nothing was done meanwhile
+    assert rates(then) == (0.0, 0.0)  # no work in between

@@ -1,4 +1,4 @@
-"""Aliases and tags, as llama-server shows them: each once, in order; the first alias is the model's id."""
+"""Aliases and tags in llama-server's form: each once, in order; the first alias is the model's id."""
 
 from __future__ import annotations
 

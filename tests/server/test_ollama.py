@@ -1,14 +1,13 @@
-"""Ollama's API over the fake engine: documented requests and answers, options, tools, thoughts, errors."""
+"""Ollama's API over the fake engine: documented requests and answers, options, tools, thinking, errors."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import httpx
 import orjson
 import pytest
-from fakes import INFO, FakeEngine, FakeTokenizer, client, run
+from fakes import INFO, FakeEngine, FakeTokenizer, client, post, read, run
 from ollama_documents import DOCUMENTED, EVERY_OPTION, OPEN_WEBUI, SKY, problems
 from test_chat_api import CALLING, HERMES
 
@@ -23,37 +22,25 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 def ask(path: str, body: dict[str, Any], engine: FakeEngine | None = None, **more: Any) -> tuple[int, Any]:
-    """Status and answer: an object, or those of a stream."""
-
-    async def work() -> tuple[int, Any]:
-        async with client(engine or FakeEngine(), **{"source": HERMES, **more}) as http:
-            return read(await http.post(path, json=body))
-
-    return run(work())
-
-
-def read(response: httpx.Response) -> tuple[int, Any]:
-    if response.headers["content-type"] == "application/x-ndjson":
-        assert response.text.endswith("\n")
-        return response.status_code, [orjson.loads(line) for line in response.text.splitlines()]
-    return response.status_code, response.json()
+    """Return status and answer: an object, or the objects of a stream."""
+    return post(path, body, engine, **{"source": HERMES, **more})
 
 
 def prompt(path: str, body: dict[str, Any]) -> str:
-    """What the model is given for a body."""
+    """Return the prompt of a body as text."""
     engine = FakeEngine()
-    status, told = ask(path, {"model": "m", "stream": False, **body}, engine)
-    assert status == 200, told
+    status, answer = ask(path, {"model": "m", "stream": False, **body}, engine)
+    assert status == 200, answer
     return bytes(engine.requests[0].prompt).decode()
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_answers_are_as_documented(name: str) -> None:
     kind, body, part, end = DOCUMENTED[name]
-    status, told = ask(f"/api/{kind}", {"model": "llama3.2", **body})
-    assert status == 200, told
-    assert isinstance(told, list) == (part is not None)
-    parts, last = (told[:-1], told[-1]) if part is not None else ([], told)
+    status, answer = ask(f"/api/{kind}", {"model": "llama3.2", **body})
+    assert status == 200, answer
+    assert isinstance(answer, list) == (part is not None)
+    parts, last = (answer[:-1], answer[-1]) if part is not None else ([], answer)
     assert problems(last, end) == [] and last["done"] and last["model"] == "llama3.2"
     assert all(problems(one, part) == [] and not one["done"] for one in parts)
     if part is not None:
@@ -68,9 +55,9 @@ def test_requests_of_open_webui(name: str) -> None:
         async with client(FakeEngine(), source=HERMES) as http:
             model = (await http.get("/api/tags")).json()["models"][0]["model"]
             content = orjson.dumps(body).replace(b"MODEL", model.encode()) if body else None
-            status, told = read(await http.request(method, path, content=content))
+            status, answer = read(await http.request(method, path, content=content))
             assert status == 200
-            assert problems(told[-1] if isinstance(told, list) else told, shape) == []
+            assert problems(answer[-1] if isinstance(answer, list) else answer, shape) == []
 
     run(work())
 
@@ -79,13 +66,13 @@ def test_open_webui_can_compare_the_version() -> None:
     assert tuple(map(int, API_VERSION.split("."))) >= (0, 6, 4)
 
 
-def test_thoughts_text_and_calls() -> None:
+def test_thinking_text_and_calls() -> None:
     body = {"model": "m", "messages": SKY, "tools": [TOOL], "stream": False}
-    _, told = ask("/api/chat", body, FakeEngine(CALLING))
-    message = told["message"]
+    _, answer = ask("/api/chat", body, FakeEngine(CALLING))
+    message = answer["message"]
     assert (message["role"], message["thinking"], message["content"].strip()) == ("assistant", "hm", "Well.")
     (call,) = message["tool_calls"]
-    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": 1}} and told["done_reason"] == "stop"
+    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": 1}} and answer["done_reason"] == "stop"
     _, parts = ask("/api/chat", {**body, "stream": True}, FakeEngine(CALLING))
     messages = [part["message"] for part in parts]
     assert "".join(m.get("thinking", "") for m in messages) == "hm"
@@ -101,39 +88,43 @@ def test_two_calls_come_whole_and_once() -> None:
     assert [(f["index"], f["arguments"]) for f in found] == [(0, {"a": 1}), (1, {"a": 2})]
 
 
-def test_results_of_tools_are_tied_to_their_calls() -> None:
+def test_tool_results_refer_to_their_calls() -> None:
     calls = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("f", "g", "f")]
     results = [{"role": "tool", "content": name, "tool_name": name} for name in ("g", "f", "f")]
     body = {"model": "m", "messages": [*SKY, {"role": "assistant", "tool_calls": calls}, *results]}
-    _, said, *told = chat_body(body, n_ctx=1, thinks=False)["messages"]
-    assert [(call["id"], call["function"]["arguments"]) for call in said["tool_calls"]] == [
+    _, message, *results = chat_body(body, n_ctx=1, thinks=False)["messages"]
+    assert [(call["id"], call["function"]["arguments"]) for call in message["tool_calls"]] == [
         ("call00000", '{"a":1}'), ("call00001", '{"a":1}'), ("call00002", '{"a":1}'),
     ]  # fmt: skip
-    assert [one["tool_call_id"] for one in told] == ["call00001", "call00000", "call00002"]
+    assert [one["tool_call_id"] for one in results] == ["call00001", "call00000", "call00002"]
 
 
 @pytest.mark.parametrize("row", [row for row in PARAMETERS if row.ollama], ids=lambda row: row.ollama)
-def test_options_arrive(row: Any) -> None:
+def test_options_reach_the_engine(row: Any) -> None:
     engine = FakeEngine()
     ask("/api/generate", {"model": "m", "prompt": "a", "options": EVERY_OPTION, "raw": True}, engine)
     (request,) = engine.requests
-    found = getattr(request.sampling if row.of == "sampling" else request, row.name)
+    found = getattr(request.params.sampling if row.of == "sampling" else request.params, row.name)
     wanted = EVERY_OPTION[row.ollama]
     assert found == wanted or math.isclose(found, wanted, rel_tol=1e-6)
 
 
-def test_every_documented_option_that_is_a_parameter_is_taken() -> None:
+def test_every_documented_parameter_is_accepted() -> None:
     of_loading = {"numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "vocab_only", "use_mmap"}
-    ignored = {"use_mlock", "num_thread", "penalize_newline"}  # the last one left the API with the samplers it was for
+    ignored = {
+        "use_mlock",
+        "num_thread",
+        "penalize_newline",
+    }  # the last one was removed from the API together with its samplers
     assert EVERY_OPTION.keys() - of_loading - ignored == {row.ollama for row in PARAMETERS if row.ollama}
 
 
-def test_negative_numbers_mean_as_much_as_there_is() -> None:
+def test_negative_numbers_mean_the_maximum() -> None:
     engine = FakeEngine()
     options = {"num_predict": -2, "repeat_last_n": -1, "nonsense": {}, "top_k": None}
     status, _ = ask("/api/generate", {"model": "m", "prompt": "a", "raw": True, "options": options}, engine)
     assert status == 200
-    assert engine.requests[0].n_predict == -1 and engine.requests[0].sampling.repeat_last_n == INFO.n_ctx
+    assert engine.requests[0].params.n_predict == -1 and engine.requests[0].params.sampling.repeat_last_n == INFO.n_ctx
 
 
 def test_prompts_of_generate() -> None:
@@ -147,19 +138,20 @@ def test_prompts_of_generate() -> None:
 
 
 def test_durations_of_an_answer_are_nanoseconds() -> None:
-    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False})
-    assert (told["prompt_eval_duration"], told["eval_duration"]) == (2_000_000, 3_000_000)  # what the fake engine says
-    assert 100_000 < told["load_duration"] + 100_000 < told["total_duration"] + 100_000 < 60 * 10**9
+    _, answer = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False})
+    durations = answer["prompt_eval_duration"], answer["eval_duration"]
+    assert durations == (2_000_000, 3_000_000)  # those of the fake engine
+    assert 100_000 < answer["load_duration"] + 100_000 < answer["total_duration"] + 100_000 < 60 * 10**9
 
 
-def test_tokens_of_a_prompt_are_counted_cached_or_not() -> None:
+def test_cached_tokens_of_a_prompt_are_counted() -> None:
     engine = FakeEngine()
     engine.n_cached = 3
-    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, engine)
-    assert told["prompt_eval_count"] == len(engine.requests[0].prompt) > 3
+    _, answer = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, engine)
+    assert answer["prompt_eval_count"] == len(engine.requests[0].prompt) > 3
 
 
-def test_only_a_prompt_that_comes_first_begins_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_after_a_context_gets_no_bos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         FakeTokenizer,
         "encode",
@@ -170,13 +162,13 @@ def test_only_a_prompt_that_comes_first_begins_a_text(monkeypatch: pytest.Monkey
     assert engine.requests[0].prompt[:3] == [1, 65, ord("<")] and engine.requests[0].prompt.count(1) == 1
 
 
-def test_a_conversation_goes_on_by_its_context() -> None:
+def test_a_conversation_continues_from_its_context() -> None:
     _, first = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False, "options": {"num_predict": 5}})
     again = prompt("/api/generate", {"prompt": "And?", "context": first["context"]})
     assert bytes(first["context"]).decode() == "<|im_start|>userHi<|im_end|><|im_start|>assistantHello"
     assert again == bytes(first["context"]).decode() + "<|im_start|>userAnd?<|im_end|><|im_start|>assistant"
-    status, told = ask("/api/generate", {"model": "m", "prompt": "x", "context": [1 << 30]})
-    assert (status, told) == (400, {"error": "Prompt contains invalid tokens"})
+    status, answer = ask("/api/generate", {"model": "m", "prompt": "x", "context": [1 << 30]})
+    assert (status, answer) == (400, {"error": "Prompt contains invalid tokens"})
 
 
 @pytest.mark.parametrize(
@@ -204,12 +196,12 @@ def test_templates_of_a_turn(template: str, values: dict[str, str], made: str) -
 
 
 @pytest.mark.parametrize("template", ["{{ range .Messages }}", "{{ if .System }}", "{{ .Tools }}", "{{ end }}", "{{"])
-def test_templates_that_are_not_known_here(template: str) -> None:
+def test_unsupported_templates(template: str) -> None:
     with pytest.raises(ApiError):
         render(template, {})
 
 
-def test_formats_limit_the_answer() -> None:
+def test_formats_constrain_the_answer() -> None:
     for path, body in (("/api/chat", {"messages": SKY}), ("/api/generate", {"prompt": "x", "raw": True})):
         engine = FakeEngine()
         status, _ = ask(path, {"model": "m", "stream": False, "format": {"type": "integer"}, **body}, engine)
@@ -264,17 +256,17 @@ def test_think(think: Any, shown: str) -> None:
     ],
 )
 def test_errors_are_texts(path: str, body: dict[str, Any], status: int, words: str) -> None:
-    found, told = ask(f"/api/{path}", body)
-    assert found == status and list(told) == ["error"] and words in told["error"]
+    found, answer = ask(f"/api/{path}", body)
+    assert found == status and list(answer) == ["error"] and words in answer["error"]
 
 
-def test_a_model_without_thoughts_cannot_be_made_to_think() -> None:
+def test_think_is_refused_without_a_thinking_model() -> None:
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    status, told = ask("/api/chat", {"model": "m", "messages": SKY, "think": True}, source=source)
-    assert (status, told) == (400, {"error": '"m" does not support thinking'})
+    status, answer = ask("/api/chat", {"model": "m", "messages": SKY, "think": True}, source=source)
+    assert (status, answer) == (400, {"error": '"m" does not support thinking'})
 
 
-def test_what_is_in_front_of_the_endpoints_answers_in_their_form() -> None:
+def test_errors_of_access_control_and_loading_have_ollamas_form() -> None:
     async def work() -> None:
         access = AccessRules(api_keys=(b"secret",))
         async with client(access=access) as http:
@@ -292,7 +284,7 @@ def test_what_is_in_front_of_the_endpoints_answers_in_their_form() -> None:
     run(work())
 
 
-def test_an_answer_that_fails_in_the_middle_ends_with_an_error() -> None:
+def test_a_failed_answer_ends_with_an_error() -> None:
     engine = FakeEngine()
     engine.fail, engine.fail_after = ApiError("server_error", "lost"), 2
     status, parts = ask("/api/generate", {"model": "m", "prompt": "x", "raw": True}, engine)

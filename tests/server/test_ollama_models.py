@@ -1,4 +1,4 @@
-"""Ollama's API with a model's file: vectors, what is shown, how long the model stays, the server's own settings."""
+"""Ollama's API with a model's file: embeddings, model facts, `keep_alive`, the server's defaults."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import httpx
 import numpy as np
 import pytest
-from fakes import FakeEngine, client, run, served
+from fakes import FakeEngine, client, client_of, read, run, served
 from minilm import make_bert
 from ollama_documents import EMBED, EMBEDDINGS, SHOW, SKY, TAGS, problems
 from tiny_models import make_llama
@@ -23,7 +22,6 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.ollama.describe import parameter_lines
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
 from llamado.server.model_facts import read_facts, short_number
@@ -43,21 +41,17 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 def ask(one: ServedModel, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
-        state = ServerState()
-        state.served = one
-        transport = httpx.ASGITransport(app=create_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            response = await (http.post(path, json=body) if body is not None else http.get(path))
-            return response.status_code, response.json()
+        async with client_of(ServerState(served=one)) as http:
+            return read(await (http.post(path, json=body) if body is not None else http.get(path)))
 
     return run(work())
 
 
 @pytest.mark.slow
 def test_vectors(encoder: ServedModel) -> None:
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": ["a cat", "a dog"]})
-    assert status == 200 and problems(told, EMBED) == [] and told["prompt_eval_count"] > 2
-    both = np.array(told["embeddings"])
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": ["a cat", "a dog"]})
+    assert status == 200 and problems(answer, EMBED) == [] and answer["prompt_eval_count"] > 2
+    both = np.array(answer["embeddings"])
     assert np.linalg.norm(both, axis=1) == pytest.approx(1, abs=1e-5)
     _, one = ask(encoder, "/api/embed", {"model": "e", "input": "a cat"})
     assert one["embeddings"][0] == pytest.approx(both[0].tolist(), abs=1e-6)
@@ -74,20 +68,20 @@ def test_vectors(encoder: ServedModel) -> None:
 
 
 @pytest.mark.slow
-def test_long_texts_are_cut_unless_they_shall_not(encoder: ServedModel) -> None:
+def test_long_texts_are_cut_unless_truncate_is_false(encoder: ServedModel) -> None:
     assert encoder.embeddings is not None
     most = encoder.embeddings.max_tokens
     long = "cat " * (2 * most)
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": long})
-    assert status == 200 and told["prompt_eval_count"] == most
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": long, "truncate": False})
-    assert status == 400 and "exceeds the context length" in told["error"]
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": long})
+    assert status == 200 and answer["prompt_eval_count"] == most
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": long, "truncate": False})
+    assert status == 400 and "exceeds the context length" in answer["error"]
 
 
 @pytest.mark.slow
 def test_a_model_that_only_embeds_does_not_chat(encoder: ServedModel) -> None:
-    status, told = ask(encoder, "/api/chat", {"model": "e", "messages": SKY})
-    assert (status, told) == (400, {"error": '"e" does not support chat'})
+    status, answer = ask(encoder, "/api/chat", {"model": "e", "messages": SKY})
+    assert (status, answer) == (400, {"error": '"e" does not support chat'})
     _, shown = ask(encoder, "/api/show", {"model": "e"})
     assert shown["capabilities"] == ["embedding"] and shown["details"]["family"] == "bert"
 
@@ -96,7 +90,7 @@ def licensed(writer: gguf.GGUFWriter) -> None:
     writer.add_license("mit")
 
 
-def test_a_file_tells_what_the_model_is(tmp_path: Path) -> None:
+def test_show_has_the_facts_of_the_file(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", edit=licensed)
     one = served(FakeEngine())
     one = dataclasses.replace(
@@ -116,7 +110,7 @@ def test_a_file_tells_what_the_model_is(tmp_path: Path) -> None:
     assert parameter_lines(Defaults()) == ""
 
 
-def test_a_digest_is_of_the_contents(tmp_path: Path) -> None:
+def test_a_digest_depends_on_the_contents(tmp_path: Path) -> None:
     first = make_llama(tmp_path / "a.gguf")
     second = tmp_path / "b.gguf"
     second.write_bytes(first.read_bytes())
@@ -138,7 +132,7 @@ def test_numbers_of_parameters(n: int, shown: str) -> None:
 
 
 @pytest.mark.slow
-def test_how_long_a_model_stays_on_its_own_server() -> None:
+def test_keep_alive_of_a_server_of_one_model() -> None:
     async def work() -> None:
         async with client() as http:
             state: ServerState = http.state  # type: ignore[attr-defined]
@@ -153,13 +147,13 @@ def test_how_long_a_model_stays_on_its_own_server() -> None:
                 await http.post("/api/chat", json=chat)
                 assert 990 < (sleep.left or 0) <= 1000
                 assert len((await http.get("/api/ps")).json()["models"]) == 1
-                told = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
-                assert told["done_reason"] == "unload"
+                answer = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
+                assert answer["done_reason"] == "unload"
                 await until_async(lambda: sleep.asleep)
                 assert (await http.get("/api/ps")).json() == {"models": []}
                 assert len((await http.get("/api/tags")).json()["models"]) == 1 and sleep.asleep
-                told = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
-                assert told["done_reason"] == "load" and not sleep.asleep
+                answer = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
+                assert answer["done_reason"] == "load" and not sleep.asleep
             finally:
                 watching.cancel()
 
@@ -167,7 +161,7 @@ def test_how_long_a_model_stays_on_its_own_server() -> None:
 
 
 @pytest.mark.slow
-def test_a_context_that_there_is_not_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_too_large_num_ctx_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with client() as http:
             for n_ctx in (1024, 99999, 99999):

@@ -1,4 +1,4 @@
-"""The server against its own OpenAPI document: no 500, no status, type or body that is not in it."""
+"""Answers match the OpenAPI document: no 500, and no status, type or body that it lacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKS = [content_type_conformance, response_schema_conformance, status_code_con
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over the fake engine."""
+    """The address of a server over the fake engine."""
     port_file = tmp_path_factory.mktemp("openapi") / "port"
     command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), "metrics"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -60,7 +60,7 @@ def test_answers_are_as_described(address: str) -> None:
     for result in schema.get_all_operations():
         operation = result.ok()
         if not {"400", "501", "503"} & operation.definition.raw["responses"].keys():
-            continue  # nobody has described its answers yet
+            continue  # its answers have no description yet
 
         @given(case=operation.as_strategy())
         @settings(
@@ -81,7 +81,7 @@ def test_answers_are_as_described(address: str) -> None:
     assert n_endpoints > 20
 
 
-def test_the_document_names_what_is_there_and_what_is_hidden_not() -> None:
+def test_the_document_lists_all_routes_but_the_hidden_ones() -> None:
     async def work() -> None:
         async with client() as http:
             document = (await http.get("/openapi.json")).json()

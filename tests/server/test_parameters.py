@@ -1,4 +1,4 @@
-"""The table of parameters: each row by each of its spellings, in each API, down to the engine's request."""
+"""The table of parameters: each row by each of its names, in each API, down to the engine's request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from fakes import EOS, FakeEngine, client, run
-from test_endpoints import get
+from fakes import EOS, FakeEngine, client, get, run
 
 from llamado.commands.options import sampling_defaults
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.flags import FlagParser, add_flags, parse
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.submission import SubmittedRequest
 from llamado.text.grammar.source import GrammarSource, Trigger
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +30,7 @@ APIS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "Hi"}),
     "messages": ("/v1/messages", {"messages": USER}),
 }
-# Values that are no row's default: what is sent, what arrives, and how a flag says it.
+# Values that differ from all defaults: in the body, in the engine's request, and as text of a flag.
 FORMS: dict[str, tuple[Any, Any, str]] = {
     "integer": (2, 2, "2"),
     "number": (0.25, 0.25, "0.25"),
@@ -58,28 +56,28 @@ def value_of(row: Parameter) -> tuple[Any, Any, str]:
 
 
 def spellings(row: Parameter, api: str) -> list[str]:
-    """The fields that say it in an API."""
+    """Return the names of a row's fields in an API."""
     if api == "messages":
         return [row.messages] if row.messages else []
-    if api == "chat":  # OpenAI's switch of this name stands beside `top_logprobs` there
+    if api == "chat":  # the chat API has OpenAI's boolean of this name
         return [name for name in row.names if name != "logprobs"]
     return [*row.names, *row.responses.split()] if api == "responses" else list(row.names)
 
 
 def arrived(request: Request, row: Parameter) -> Any:
-    return getattr(request.sampling if row.of == "sampling" else request, row.name)
+    return getattr(request.params.sampling if row.of == "sampling" else request.params, row.name)
 
 
 class Answer(NamedTuple):
-    """Status and body of an answer, and what the engine was given."""
+    """Status and body of an answer, and the engine's requests."""
 
     status: int
-    told: Any
+    body: Any
     requests: list[Request]
 
 
 def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
-    """One answer for each of some fields, beside what the API wants at least."""
+    """Send a minimal body with each of some sets of fields; return the answers."""
 
     async def work() -> list[Answer]:
         path, base = APIS[api]
@@ -89,8 +87,8 @@ def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
             for fields in bodies:
                 response = await http.post(path, content=orjson.dumps(base | fields))
                 kind = response.headers["content-type"]
-                told = response.text if kind.startswith("text/") else response.json()
-                answers.append(Answer(response.status_code, told, list(engine.requests)))
+                answer = response.text if kind.startswith("text/") else response.json()
+                answers.append(Answer(response.status_code, answer, list(engine.requests)))
                 engine.requests.clear()
         return answers
 
@@ -99,66 +97,66 @@ def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_every_row_by_every_spelling_reaches_the_engine(api: str) -> None:
-    asked = []
+def test_every_row_reaches_the_engine_by_every_name(api: str) -> None:
+    cases = []
     for row in ENGINE:
         known = spellings(row, api)
         for name in sorted({*known, *row.names, row.name, row.messages, row.responses} - {"", "logprobs"}):
-            asked.append((row, name, value_of(row)[0], name in known))
-    (plain,), *answers = (a.requests for a in ask(api, {}, *({name: sent} for _, name, sent, _ in asked)))
-    assert len(asked) >= len(ENGINE)
-    for (row, name, _, known), requests in zip(asked, answers, strict=True):
+            cases.append((row, name, value_of(row)[0], name in known))
+    (plain,), *answers = (a.requests for a in ask(api, {}, *({name: sent} for _, name, sent, _ in cases)))
+    assert len(cases) >= len(ENGINE)
+    for (row, name, _, known), requests in zip(cases, answers, strict=True):
         wanted = value_of(row)[1]
         assert arrived(plain, row) != wanted, row.name
         assert requests, (name, "was refused")
         assert arrived(requests[0], row) == (wanted if known else arrived(plain, row)), (api, name)
 
 
-def test_the_likeliest_tokens_in_the_chat_api_have_a_switch_of_their_own() -> None:
+def test_top_logprobs_of_the_chat_api_needs_logprobs() -> None:
     some, usual, none = ask("chat", {"logprobs": True, "top_logprobs": 3}, {"logprobs": True}, {"top_logprobs": 3})
-    assert [r.n_probs for r in some.requests] == [3] and [r.n_probs for r in usual.requests] == [20]
+    assert [r.params.n_probs for r in some.requests] == [3] and [r.params.n_probs for r in usual.requests] == [20]
     assert none.status == 400
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_values_outside_of_the_limits_are_refused_or_cut(api: str) -> None:
-    asked = [
+def test_values_outside_of_the_limits_are_refused_or_clamped(api: str) -> None:
+    cases = [
         (row, name, int(value) if row.type == "integer" else value)
         for row in NUMBERS
         for name in spellings(row, api)
         for value in (row.low - 1, row.high + 1)
         if abs(value) < 1e30
     ]
-    # All probabilities of a vocabulary are too many for an answer without an end.
+    # A whole vocabulary of probabilities is too much for an answer without a limit.
     answers = ask(
-        api, *({name: value} | ({"n_predict": 1} if row.name == "n_probs" else {}) for row, name, value in asked)
+        api, *({name: value} | ({"n_predict": 1} if row.name == "n_probs" else {}) for row, name, value in cases)
     )
-    for (row, name, value), (status, told, requests) in zip(asked, answers, strict=True):
+    for (row, name, value), (status, body, requests) in zip(cases, answers, strict=True):
         if not row.hard:
             cut = max(row.low, min(value, row.high))
-            most = 257 if row.name == "n_probs" else math.inf  # as many as there are tokens
-            assert status == 200 and arrived(requests[0], row) == min(cut, most), (name, told)
+            most = 257 if row.name == "n_probs" else math.inf  # the size of the vocabulary
+            assert status == 200 and arrived(requests[0], row) == min(cut, most), (name, body)
             continue
         low, high, given = (f"{v:.6f}" if row.type == "number" else f"{v}" for v in (row.low, row.high, value))
-        said = row.names[-1] if name in (row.messages, row.responses) else name
-        why = f"Field '{said}': Value must be between {low} <= value <= {high}, but got {given}"
-        assert (status, told["error"]["message"], requests) == (400, why, [])
+        field = row.names[-1] if name in (row.messages, row.responses) else name
+        why = f"Field '{field}': Value must be between {low} <= value <= {high}, but got {given}"
+        assert (status, body["error"]["message"], requests) == (400, why, [])
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_values_of_another_type_are_refused_by_the_fields_name(api: str) -> None:
+def test_errors_for_wrong_types_name_the_field(api: str) -> None:
     rows = [row for row in ENGINE if row.type in ("boolean", "integer", "number")]
-    asked = [(row, name) for row in rows for name in spellings(row, api)]
-    wrong = ask(api, *({name: ["x"]} for _, name in asked))
-    for (row, name), (status, told, _) in zip(asked, wrong, strict=True):
+    cases = [(row, name) for row in rows for name in spellings(row, api)]
+    wrong = ask(api, *({name: ["x"]} for _, name in cases))
+    for (row, name), (status, answer, _) in zip(cases, wrong, strict=True):
         kind = "boolean" if row.type == "boolean" else "number"
-        said = row.names[-1] if name in (row.messages, row.responses) else name
-        assert (status, told["error"]["message"]) == (400, f"Field '{said}': type must be {kind}, but is array")
-    assert {status for status, _, _ in ask(api, *({name: None} for _, name in asked))} == {200}
+        field = row.names[-1] if name in (row.messages, row.responses) else name
+        assert (status, answer["error"]["message"]) == (400, f"Field '{field}': type must be {kind}, but is array")
+    assert {status for status, _, _ in ask(api, *({name: None} for _, name in cases))} == {200}
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_unknown_spellings_are_ignored(api: str) -> None:
+def test_unknown_names_are_ignored(api: str) -> None:
     known = {name for row in PARAMETERS for name in (*row.names, row.messages, row.responses)}
     unknown = {name for row in ENGINE for name in (row.name.upper(), f"x_{row.name}", row.name.replace("_", "-"))}
     plain, other = ask(api, {}, dict.fromkeys(sorted(unknown - known), 7))
@@ -166,7 +164,7 @@ def test_unknown_spellings_are_ignored(api: str) -> None:
         assert arrived(other.requests[0], row) == arrived(plain.requests[0], row), row.name
 
 
-# What the server's own rows are sent as, and what they are in the request that was read.
+# Values of the server's own rows in the body and in the GenerationRequest.
 OWN: dict[str, tuple[Any, Any]] = {
     "stream": (True, True),
     "n": (2, 2),
@@ -177,7 +175,7 @@ OWN: dict[str, tuple[Any, Any]] = {
     "receipt": (True, True),
     "echo": (True, True),
     "backend_sampling": (True, True),
-    "n_cache_reuse": (7, None),  # accepted, and nothing more
+    "n_cache_reuse": (7, None),  # accepted without effect
 }
 LIMITS = {"grammar", "json_schema", "grammar_lazy", "grammar_triggers", "preserved_tokens"}
 
@@ -186,57 +184,59 @@ LIMITS = {"grammar", "json_schema", "grammar_lazy", "grammar_triggers", "preserv
 def test_the_servers_own_rows_reach_the_request(api: str) -> None:
     rows = [row for row in PARAMETERS if row.of == "server" and row.name not in LIMITS]
     assert {row.name for row in rows} == set(OWN)
-    asked = [(row, name) for row in rows for name in row.names]
-    plain, *answers = (asked_for(answer) for answer in ask(api, {}, *({n: OWN[row.name][0]} for row, n in asked)))
-    for (row, name), found in zip(asked, answers, strict=True):
+    cases = [(row, name) for row in rows for name in row.names]
+    plain, *answers = (read_request(answer) for answer in ask(api, {}, *({n: OWN[row.name][0]} for row, n in cases)))
+    for (row, name), found in zip(cases, answers, strict=True):
         sent, wanted = OWN[row.name]
-        known = name in spellings(row, api) and not (api == "responses" and row.name == "n")  # that has one answer
+        known = name in spellings(row, api) and not (
+            api == "responses" and row.name == "n"
+        )  # the Responses API has one answer
         usual = getattr(plain, row.name, None)
         assert getattr(found, row.name, None) == (wanted if known else usual), (api, name)
         assert sent is None or wanted is None or usual != wanted
 
 
-def asked_for(answer: Answer) -> GenerationRequest:
-    """What the body of an answer was read as."""
-    assert answer.status == 200, answer.told
+def read_request(answer: Answer) -> GenerationRequest:
+    """Return the GenerationRequest of an answer's body."""
+    assert answer.status == 200, answer.body
     request = answer.requests[0]
-    assert isinstance(request, SubmittedRequest)
-    assert not request.source.prompts and not request.source.texts  # an idle slot would keep those of all answers
-    return request.source
+    assert isinstance(request.tag, GenerationRequest)
+    assert not request.tag.prompts and not request.tag.texts  # an idle slot would keep them
+    return request.tag
 
 
 @pytest.mark.parametrize("api", ["native", "openai", "infill"])
-def test_what_limits_tokens_reaches_the_request(api: str) -> None:
+def test_constraints_reach_the_request(api: str) -> None:
     fields = {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "ab"}]}
     bodies = [fields, {"json_schema": {"type": "object"}}, {"preserved_tokens": ["a", "ab"]}]
-    lazy, schema, preserved = (asked_for(answer).constraints for answer in ask(api, *bodies))
+    lazy, schema, preserved = (read_request(answer).constraints for answer in ask(api, *bodies))
     assert lazy.source == GrammarSource("gbnf", 'root ::= "a"') and lazy.lazy
     assert lazy.triggers == (Trigger("word", "ab"),) and schema.source is not None
     assert schema.source.kind == "json_schema" and preserved.preserved == {97}
 
 
-def test_each_answer_of_a_prompt_has_its_own_seed_and_only_the_first_the_slot() -> None:
-    """Of two prompts with two answers each."""
+def test_further_answers_of_a_prompt_have_other_seeds_and_any_slot() -> None:
+    """Two prompts with two answers each."""
     (answer,) = ask("native", {"prompt": ["a", "bc"], "n": 2, "seed": 7, "id_slot": 1, "temperature": 0.25})
     requests = answer.requests
     assert [request.prompt for request in requests] == [[97], [97], [98, 99], [98, 99]]
-    assert [request.sampling.seed for request in requests] == [7, 8, 7, 8]
-    assert [request.id_slot for request in requests] == [1, -1, 1, -1]
-    assert {request.sampling.temperature for request in requests} == {0.25}
+    assert [request.params.sampling.seed for request in requests] == [7, 8, 7, 8]
+    assert [request.params.id_slot for request in requests] == [1, -1, 1, -1]
+    assert {request.params.sampling.temperature for request in requests} == {0.25}
 
 
-def test_what_limits_every_answer_and_what_ends_none() -> None:
+def test_the_servers_grammar_lazy_grammars_and_ignore_eos() -> None:
     ours, theirs = GrammarSource("gbnf", 'root ::= "a"'), GrammarSource("gbnf", 'root ::= "b"')
     lazy = {"grammar": theirs.text, "grammar_lazy": True}
     bodies = [{}, {"grammar": theirs.text}, lazy, {"ignore_eos": True}]
     plain, own, never, endless = ask("native", *bodies, grammar=ours)
     limits = [None if r.constraint is None else r.constraint.source for (r,) in (plain[2], own[2], never[2])]
-    assert limits == [ours, theirs, None]  # a lazy grammar that nothing begins never does
-    assert [a.told["generation_settings"]["grammar"] for a in (plain, own)] == ["", theirs.text]
-    assert endless.told["generation_settings"]["logit_bias"] == [{"bias": None, "token": EOS}]
+    assert limits == [ours, theirs, None]  # a lazy grammar without triggers is never enforced
+    assert [a.body["generation_settings"]["grammar"] for a in (plain, own)] == ["", theirs.text]
+    assert endless.body["generation_settings"]["logit_bias"] == [{"bias": None, "token": EOS}]
 
 
-def test_slots_show_what_was_asked_for() -> None:
+def test_slots_show_the_parameters_of_a_request() -> None:
     engine = FakeEngine("a" * 1000, delay=0.005)
 
     async def work() -> Any:
@@ -255,10 +255,10 @@ def test_slots_show_what_was_asked_for() -> None:
     assert not {"stop", "grammar", "logit_bias", "preserved_tokens"} & set(params)
 
 
-def test_answers_tell_each_as_it_was_sent() -> None:
+def test_answers_show_each_parameter_as_sent() -> None:
     rows = [row for row in PARAMETERS if row.of != "server" and row.keys]
     for row, answer in zip(rows, ask("native", *({row.names[0]: value_of(row)[0]} for row in rows)), strict=True):
-        wanted, settings = value_of(row)[1], answer.told["generation_settings"]
+        wanted, settings = value_of(row)[1], answer.body["generation_settings"]
         shown: Any = list(wanted) if isinstance(wanted, tuple) else wanted
         if row.name == "logit_bias":
             shown = [{"bias": 1.5, "token": 5}, {"bias": None, "token": 97}]
@@ -267,7 +267,7 @@ def test_answers_tell_each_as_it_was_sent() -> None:
         assert [settings[key] for key in row.keys] == [shown] * len(row.keys), row.name
 
 
-def test_flags_set_what_requests_get_that_do_not_say() -> None:
+def test_flags_and_variables_set_defaults() -> None:
     parser = FlagParser()
     add_flags(parser, "serve")
     for row in PARAMETERS:
@@ -287,13 +287,9 @@ def test_flags_set_what_requests_get_that_do_not_say() -> None:
             assert getattr(defaults.sampling if row.of == "sampling" else defaults, row.name) == wanted, variable
 
 
-def test_the_table_holds_all_that_the_engine_can_be_asked() -> None:
-    fields = {f.name for kind in (Sampling, Request) for f in dataclasses.fields(kind)}
-    hooks = {"processor", "until", "on_prompt_row"}
-    made_by_the_server = {"prompt", "sampling", "preserved", "constraint", "prompt_probs"} | hooks
-    functions_of_a_program = {"processor", "until", "on_prompt_row"}
-    named = fields - made_by_the_server - functions_of_a_program
-    assert {row.name for row in PARAMETERS if row.of != "server"} == named
+def test_the_table_has_all_parameters_of_the_engine() -> None:
+    fields = {f.name for kind in (Sampling, GenerationParams) for f in dataclasses.fields(kind)}
+    assert {row.name for row in PARAMETERS if row.of != "server"} == fields - {"sampling", "preserved", "prompt_probs"}
     names = [name for row in PARAMETERS for name in row.names]
     assert len(names) == len(set(names)) and len(BY_NAME) == len(PARAMETERS)
     messages = {row.messages for row in PARAMETERS} - {""}
@@ -311,6 +307,6 @@ def test_the_openapi_document_has_every_field() -> None:
                 assert described[name]["description"] == (row.form or row.help), (path, name)
 
 
-def test_the_page_is_that_of_the_table() -> None:
+def test_the_page_matches_the_table() -> None:
     page = (ROOT / "docs" / "parameters.md").read_text()
     assert page == markdown(), "run: python -m llamado.engine.parameters > docs/parameters.md"

@@ -1,11 +1,11 @@
-"""Vertex AI's predict route, as llama-server b11434 has it."""
+"""Vertex AI's predict route, as in llama-server b11434."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from fakes import ANSWER, FakeEngine, client, run
+from fakes import ANSWER, client, post, run
 
 from llamado.server.api.predict import format_name
 from llamado.server.switches import PredictRoutes
@@ -14,16 +14,10 @@ CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "cont
 
 
 def ask(body: Any, path: str = "/predict", **routes: Any) -> tuple[int, Any]:
-    async def work() -> tuple[int, Any]:
-        async with client(FakeEngine(), predict=PredictRoutes(**routes)) as http:
-            response = await http.post(path, json=body)
-            return response.status_code, response.json()
-
-    found: tuple[int, Any] = run(work())
-    return found
+    return post(path, body, predict=PredictRoutes(**routes))
 
 
-def test_what_the_platform_asks_for() -> None:
+def test_routes_from_the_environment() -> None:
     assert PredictRoutes.read({}) is None
     assert PredictRoutes.read({"AIP_HTTP_PORT": "1", "AIP_PREDICT_ROUTE": "/p"}) is None
     assert PredictRoutes.read({"AIP_MODE": "PREDICTION"}) == PredictRoutes(predict="/predict", health="", port=8080)
@@ -68,7 +62,7 @@ def test_instances_are_answered_by_their_endpoints_in_order() -> None:
 
 
 @pytest.mark.parametrize("body", [[], {}, {"instances": {}}, {"instances": [CHAT] * 129}])
-def test_what_holds_no_instances_is_refused(body: Any) -> None:
+def test_bodies_without_instances_are_refused(body: Any) -> None:
     status, answer = ask(body)
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
 
@@ -76,7 +70,7 @@ def test_what_holds_no_instances_is_refused(body: Any) -> None:
 def test_other_paths() -> None:
     assert ask({"instances": []}, "/my/predict", predict="/my/predict") == (200, {"predictions": []})
     assert ask({"instances": []}, "/predict", predict="/my/predict")[0] == 404
-    # An endpoint keeps its path.
+    # The predict route cannot replace another endpoint.
     assert ask({"content": "a"}, "/tokenize", predict="/tokenize") == (200, {"tokens": [97]})
 
     async def health() -> int:
@@ -86,7 +80,7 @@ def test_other_paths() -> None:
     assert run(health()) == 200
 
 
-def test_without_the_platform_there_is_no_such_route() -> None:
+def test_no_predict_route_outside_of_vertex_ai() -> None:
     async def work() -> int:
         async with client() as http:
             return (await http.post("/predict", json={"instances": []})).status_code

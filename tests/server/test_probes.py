@@ -1,4 +1,4 @@
-"""What probes hear: whether the process works, and whether it answers now."""
+"""Liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def ready(engine: FakeEngine, **options: Any) -> ServerState:
     return ServerState(served=served(engine), **options)
 
 
-def test_a_server_that_answers(engine: FakeEngine) -> None:
+def test_a_healthy_server(engine: FakeEngine) -> None:
     state = ready(engine, access=AccessRules(api_keys=(b"secret",)))
     for answer in ask(state, *LIVE, *READY):
-        assert (answer.status_code, answer.json()) == (200, {"status": "ok"}), "and no probe needs a key"
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"}), "no probe needs a key"
 
 
-def test_a_model_that_is_loaded_is_no_reason_for_a_restart() -> None:
+def test_a_loading_server_is_live_but_not_ready() -> None:
     state = ServerState()
     state.report(0.25, "waiting for workers: 10.0.0.7:50052 is missing since 12:00:00: nobody listens there")
     *live, readyz, health = ask(state, *LIVE, *READY)
@@ -59,7 +59,7 @@ def test_a_model_that_is_loaded_is_no_reason_for_a_restart() -> None:
     assert "10.0.0.7:50052 is missing since 12:00:00" in readyz.json()["stage"]
 
 
-def test_a_worker_that_is_away_is_no_reason_for_a_restart(engine: FakeEngine) -> None:
+def test_a_server_with_a_lost_worker_is_live_but_not_ready(engine: FakeEngine) -> None:
     engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)
     *live, readyz, health = ask(ready(engine), *LIVE, *READY)
     assert [answer.status_code for answer in live] == [200, 200]
@@ -67,7 +67,7 @@ def test_a_worker_that_is_away_is_no_reason_for_a_restart(engine: FakeEngine) ->
     assert "10.0.0.7:50052" in readyz.json()["error"]["message"]
 
 
-def test_a_server_that_ends_works_and_takes_nothing_new(engine: FakeEngine) -> None:
+def test_a_draining_server_is_live_but_not_ready(engine: FakeEngine) -> None:
     *live, readyz, _ = ask(ready(engine), *LIVE, *READY, draining=True)
     assert [answer.status_code for answer in live] == [200, 200]
     assert readyz.status_code == 503 and "shutting down" in readyz.json()["error"]["message"]
@@ -76,7 +76,7 @@ def test_a_server_that_ends_works_and_takes_nothing_new(engine: FakeEngine) -> N
 @pytest.mark.parametrize(("seconds", "limit", "status"), [
     (599.0, 600.0, 200), (601.0, 600.0, 503), (math.inf, 600.0, 503), (1e9, 0.0, 200), (5.0, 4.0, 503),
 ])  # fmt: skip
-def test_an_engine_that_hangs_is_one(engine: FakeEngine, seconds: float, limit: float, status: int) -> None:
+def test_a_hanging_engine_is_not_live(engine: FakeEngine, seconds: float, limit: float, status: int) -> None:
     engine.step_seconds = seconds
     answers = ask(ready(engine, switches=Switches(hang_timeout=limit)), *LIVE)
     assert [answer.status_code for answer in answers] == [status] * 2

@@ -1,4 +1,4 @@
-"""The way of a body to the engine: which files it goes through, each entered once."""
+"""The path of a body to the engine enters each file once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import llamado
 from llamado.server.generate import threads
 
 ROOT = Path(llamado.__file__).parent
-# The files on the way, with what is called in each from outside of it. Not counted: what reads single JSON values, what
-# runs work beside the event loop, what tells whether the model is loaded, and the texts' own rooms behind `prepare`.
+# Files on the path and the functions that other files call in them. Not counted: access to JSON values, thread pools,
+# the server's state, and the text packages behind `prepare`.
 CHAT = [
     ("server/api/completions.py", "chat_completions"),
     ("http/json_body.py", "read_object"),
@@ -31,7 +31,7 @@ CHAT = [
     ("server/generate/prompts.py", "chat_in_context"),
     ("server/generate/constraints.py", "preserved_tokens"),
     ("server/generate/request.py", "make_request"),
-    ("engine/request.py", "request"),
+    ("engine/request.py", "params"),
     ("server/generate/submission.py", "engine_requests"),
     ("server/generate/formats.py", "__init__"),
     ("server/generate/streaming.py", "begin"),
@@ -45,7 +45,7 @@ NATIVE = [
     ("server/generate/fields.py", "read_fields"),
     ("server/generate/constraints.py", "read_constraints"),
     ("server/generate/request.py", "make_request"),
-    ("engine/request.py", "request"),
+    ("engine/request.py", "params"),
     ("server/generate/submission.py", "engine_requests"),
     ("server/generate/formats.py", "__init__"),
     ("server/generate/streaming.py", "begin"),
@@ -54,7 +54,7 @@ COUNTED = {file for file, _ in CHAT + NATIVE}
 
 
 def file_of(frame: FrameType | None) -> str:
-    """The project's file that a call is in, or the nearest one that it came from."""
+    """Return the project's file of a call, or of its nearest caller in the project."""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT):
@@ -70,9 +70,9 @@ def is_property(frame: FrameType) -> bool:
 
 @contextmanager
 def calls_until_submitted() -> Iterator[list[tuple[str, str]]]:
-    """Calls of a file's functions from other files, in their order, until the engine is given a request."""
+    """Record calls between files, in order, until a request is submitted to the engine."""
     calls: list[tuple[str, str]] = []
-    seen: list[FrameType] = []  # a coroutine goes on in the frame it began in
+    seen: list[FrameType] = []  # a coroutine resumes in the same frame
     submitted = False
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -106,7 +106,7 @@ def calls_until_submitted() -> Iterator[list[tuple[str, str]]]:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_file_on_the_way_is_entered_once(
+def test_each_file_on_the_path_is_entered_once(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], way: list[tuple[str, str]], stream: bool
 ) -> None:
     async def work() -> list[tuple[str, str]]:
@@ -115,7 +115,7 @@ def test_each_file_on_the_way_is_entered_once(
                 assert (await http.post(path, json=body | {"stream": stream})).status_code == 200
             return calls
 
-    for pool in ("_workers", "_chats"):  # threads that begin now are seen
+    for pool in ("_workers", "_chats"):  # only threads started now are profiled
         monkeypatch.setattr(threads, pool, ThreadPoolExecutor(1))
     calls = run(work())
     assert calls == way

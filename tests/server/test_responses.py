@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, post, typed_events
 from test_chat_api import CALLING, HERMES, TOOL
 
 from llamado.server.api.responses import responses_to_chat
@@ -15,28 +15,19 @@ FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
 
 
 def ask(body: dict[str, Any], engine: FakeEngine | None = None, path: str = "/v1/responses") -> Any:
-    async def work() -> Any:
-        async with client(engine or FakeEngine(), source=HERMES) as http:
-            response = await http.post(path, json=body)
-            if not response.headers["content-type"].startswith("text/event-stream"):
-                return response.json()
-            parts = [part.split("\n") for part in response.text.split("\n\n") if part]
-            found = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
-            assert [name.removeprefix("event: ") for name, _ in parts] == [event["type"] for event in found]
-            return found
-
-    return run(work())
+    answer = post(path, body, engine, source=HERMES)[1]
+    return typed_events(answer) if isinstance(answer, str) else answer
 
 
 def prompt(body: dict[str, Any]) -> str:
-    """What the model is given for a body."""
+    """Return the prompt of a body as text."""
     engine = FakeEngine()
     answer = ask(body, engine)
     assert "error" not in answer or answer["error"] is None, answer
     return bytes(engine.requests[0].prompt).decode()
 
 
-def test_thoughts_text_and_calls_are_items() -> None:
+def test_reasoning_text_and_calls_are_items() -> None:
     answer = ask({"input": "Hi", "tools": [FLAT_TOOL]}, FakeEngine(CALLING))
     reasoning, message, call = answer["output"]
     assert (answer["object"], answer["status"]) == ("response", "completed")
@@ -69,7 +60,7 @@ def test_events_come_in_order_and_are_numbered() -> None:
     assert text == done["output"][1]["content"][0]["text"]
 
 
-def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+def test_a_cut_off_answer_is_incomplete() -> None:
     answer = ask({"input": "Hi", "max_output_tokens": 2})
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     found = ask({"input": "Hi", "max_output_tokens": 2, "stream": True})
@@ -80,14 +71,14 @@ def test_items_become_a_conversation() -> None:
     user = {"role": "user", "content": "Hi"}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
     output = {"type": "function_call_output", "call_id": "c", "output": "3"}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]}
-    text = prompt({"instructions": "Be brief.", "input": [user, said, call, output], "tools": [FLAT_TOOL]})
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]}
+    text = prompt({"instructions": "Be brief.", "input": [user, message, call, output], "tools": [FLAT_TOOL]})
     order = [text.index(part) for part in ("Be brief.", "Hi", "So.", '<tool_call>{"name": "f"', "3<|im_end|>")]
     assert order == sorted(order) and text.count("<|im_start|>assistant") == 2
 
 
 def test_a_second_turn_of_an_agent() -> None:
-    """What Codex sends back: items of tools that ran there, and thoughts that are encrypted or summed up."""
+    """Codex sends back items of hosted tools, and encrypted or summarized reasoning."""
     body = {
         "input": [
             {"role": "user", "content": "Fix it"},
@@ -102,11 +93,11 @@ def test_a_second_turn_of_an_agent() -> None:
             {"role": "user", "content": "And now?"},
         ]
     }
-    told = prompt(body)
+    answer = prompt(body)
     assert responses_to_chat(body)["messages"][1]["reasoning_content"] == "It is red"
     for text in ("apply_patch", "*** Begin", "Done", "local_shell", '"ls"', "total 0", "And now?"):
-        assert text in told, text
-    assert "gAAA" not in told
+        assert text in answer, text
+    assert "gAAA" not in answer
 
 
 @pytest.mark.parametrize(
@@ -120,7 +111,7 @@ def test_a_second_turn_of_an_agent() -> None:
         {"type": "item_reference", "id": "msg_1"},
     ],
 )
-def test_items_that_cannot_be_understood(item: dict[str, Any]) -> None:
+def test_unknown_items_are_a_400(item: dict[str, Any]) -> None:
     answer = ask({"input": [{"role": "user", "content": "x"}, item]})
     assert answer["error"]["code"] == 400
     assert ("msg_1" if item["type"] == "item_reference" else "Cannot determine type") in answer["error"]["message"]

@@ -1,4 +1,4 @@
-"""What a stranger may send: keys, paths, deep and long bodies, and connections that mean harm."""
+"""Hostile clients: keys, paths, deep and long bodies, memory, slow connections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connect(url: str) -> socket.socket:
 
 
 def send(url: str, data: bytes) -> bytes:
-    """All that the server answers to these bytes until it closes the connection."""
+    """Send bytes; return everything until the server closes the connection."""
     with connect(url) as sock:
         answer = b""
         with contextlib.suppress(ConnectionError):
@@ -57,7 +57,7 @@ def send(url: str, data: bytes) -> bytes:
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the server closes the connection; waits for it."""
+    """Wait for the server to close the connection; return False after the socket's timeout."""
     try:
         while sock.recv(65536):
             pass
@@ -113,7 +113,7 @@ def test_public_paths_need_no_key() -> None:
 
 
 @pytest.mark.slow
-def test_files_of_a_folder_and_nothing_beyond_it(tmp_path: Path) -> None:
+def test_static_files_stay_in_their_folder(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -142,7 +142,7 @@ def test_files_of_a_folder_and_nothing_beyond_it(tmp_path: Path) -> None:
 # -- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def test_depth_of_bodies() -> None:
+def test_the_depth_of_bodies_is_limited() -> None:
     def nested(levels: int) -> bytes:
         return b'{"a":[' * (levels // 2) + b"]}" * (levels // 2)
 
@@ -153,7 +153,7 @@ def test_depth_of_bodies() -> None:
         with pytest.raises(ApiError) as error:
             parse_json(body)
         assert error.value.status == 400
-    # Brackets in text, and many beside each other, are no depth.
+    # Brackets in text and lists side by side add no depth.
     assert parse_json(json.dumps(["[{" * 1000] * 50).encode())
     assert parse_json(b"[" + b",".join([b"[]"] * 10_000) + b"]")
     for character, most in MAX_COUNTS.items():
@@ -162,8 +162,8 @@ def test_depth_of_bodies() -> None:
 
 
 @pytest.mark.slow
-def test_strings_of_bodies() -> None:
-    """Keys and strings are counted, quotation marks inside of texts are not."""
+def test_the_number_of_strings_is_limited() -> None:
+    """Keys and strings count, quotation marks inside of strings do not."""
     assert parse_json(json.dumps(['say "x" ' * MAX_QUOTES]).encode())
     assert parse_json(json.dumps({"a" * 20: ["x"] * (MAX_QUOTES // 2 - 1)}).encode())
     for value in (["x"] * (MAX_QUOTES // 2 + 1), {str(i): 1 for i in range(MAX_QUOTES // 2 + 1)}):
@@ -172,7 +172,7 @@ def test_strings_of_bodies() -> None:
     assert gc.isenabled()
 
 
-def test_a_long_body_is_read_all_the_same() -> None:
+def test_long_bodies() -> None:
     async def work() -> None:
         async with client() as http:
             tokens = (await http.post("/tokenize", json={"content": "a" * (2 * LONG_BODY)})).json()["tokens"]
@@ -199,7 +199,7 @@ def test_a_long_body_is_read_all_the_same() -> None:
         ("logit_bias", {f"a{i}": 1 for i in range(MOST_ITEMS + 1)}),
     ],
 )
-def test_lists_that_cost_every_token_have_a_limit(name: str, value: Any) -> None:
+def test_lists_that_slow_every_token_are_limited(name: str, value: Any) -> None:
     async def work() -> None:
         async with client() as http:
             response = await http.post("/completion", json={"prompt": "a", "n_predict": 1, name: value})
@@ -210,7 +210,7 @@ def test_lists_that_cost_every_token_have_a_limit(name: str, value: Any) -> None
 
 
 def test_all_probabilities_of_a_vocabulary() -> None:
-    """What is written in parts is the same as what is written at once."""
+    """Many are written in parts, with the same result."""
     top = [TokenProb(id=i, piece=b"%d" % i, logprob=-1.0, prob=0.5) for i in range(3000)]
     few, many = (probs_json([TokenProbs(top[0], top[:n])], False)[0]["top_logprobs"] for n in (1000, 3000))
     assert isinstance(few, list) and not isinstance(many, list)
@@ -220,8 +220,8 @@ def test_all_probabilities_of_a_vocabulary() -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_given_back() -> None:
-    """What only a cycle keeps is gone afterwards, whatever the collector's thresholds are."""
+def test_trim_collects_cycles() -> None:
+    """Independent of the collector's thresholds."""
 
     class Thing:
         me: Any = None
@@ -235,16 +235,16 @@ def test_memory_is_given_back() -> None:
     assert memory.resident() > 0 or sys.platform != "linux"
 
 
-@pytest.mark.skipif(not memory.free_in_heap(), reason="the C library does not tell what it keeps")
-def test_what_was_used_for_long_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies that were held while the watch looked: it took them for used, and they were."""
+@pytest.mark.skipif(not memory.free_in_heap(), reason="the C library has no mallinfo2")
+def test_memory_that_was_in_use_for_long_is_returned_after_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that were in use during several checks."""
     monkeypatch.setattr(memory, "LOOK_SECONDS", 0.01)
     size, piece = 128 << 20, 1 << 14  # small enough to come from the heap
 
     async def work() -> None:
         watch = asyncio.ensure_future(memory.watch())
         held = [bytes(piece) for _ in range(size // piece)]
-        pins = [bytes(600) for _ in range(1000)]  # behind them: the heap does not shrink by itself
+        pins = [bytes(600) for _ in range(1000)]  # allocated last, so that the heap cannot shrink by itself
         while memory.resident() < size:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
@@ -285,7 +285,7 @@ def test_a_body_without_end_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: Start) -> None:
+def test_the_rest_of_a_refused_body_is_not_read_forever(fake_server: Start) -> None:
     _, url = fake_server()
     wait_ready(url)
     with connect(url) as sock:
@@ -300,7 +300,7 @@ def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: St
 
 
 @pytest.mark.slow
-def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
+def test_invalid_http_gets_an_answer_and_is_closed(fake_server: Start) -> None:
     process, url = fake_server()
     wait_ready(url)
     many = b"".join(b"X-%d: 1\r\n" % i for i in range(MAX_HEADERS + 1))
@@ -318,7 +318,7 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
         assert answer[:12].endswith(status), data[:40]
     with connect(url) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\n")
-        for _ in range(20):  # in pieces, so that only the sum is too much
+        for _ in range(20):  # in pieces, so that only the sum is too large
             try:
                 sock.sendall(b"X-Y: " + b"a" * 8000 + b"\r\n")
                 time.sleep(0.005)
@@ -332,7 +332,7 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
 
 
 @pytest.mark.slow
-def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> None:
+def test_pipelined_requests_are_limited(fake_server: Start) -> None:
     _, url = fake_server()
     wait_ready(url)
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -343,8 +343,8 @@ def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> N
 
 
 @pytest.mark.slow
-def test_slow_connections_end(fake_server: Start) -> None:
-    """With a time limit of 1 s: nothing, a part of the headers, a part of the body, an empty line, byte by byte."""
+def test_slow_connections_are_closed(fake_server: Start) -> None:
+    """With a timeout of 1 s: no data, partial headers, a partial body, an empty line, single bytes."""
     _, url = fake_server("timeout=1")
     wait_ready(url)
     post = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
@@ -359,7 +359,7 @@ def test_slow_connections_end(fake_server: Start) -> None:
     assert all(closed(sock) for sock in socks)
     for sock in socks:
         sock.close()
-    # One that has been answered may begin late, but not without end either.
+    # The next request on a connection has a time limit, too.
     with connect(url) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
@@ -381,7 +381,7 @@ def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
     for _ in range(20):
         assert httpx.get(f"{url}/health", timeout=GUARD).status_code == 200
     assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 1}).status_code == 200
-    # Those that rested longest made room; the last ones are still there.
+    # The connections idle for longest were closed, the last ones not.
     assert closed(socks[0])
     socks[-1].settimeout(0.1)
     assert not closed(socks[-1])
@@ -390,7 +390,7 @@ def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
 
 
 @pytest.mark.slow
-def test_without_any_room_only_health_is_answered(fake_server: Start) -> None:
+def test_with_all_connections_busy_only_health_is_answered(fake_server: Start) -> None:
     _, url = fake_server("connections=2", "delay=0.1")
     wait_ready(url)
     body = b'{"prompt": "a", "stream": true}'
@@ -398,7 +398,7 @@ def test_without_any_room_only_health_is_answered(fake_server: Start) -> None:
     busy = [connect(url) for _ in range(2)]
     for sock in busy:
         sock.sendall(post)
-    assert busy[0].recv(100)  # both are at work, so none rests
+    assert busy[0].recv(100)  # both are busy, so none can be closed
     refused = httpx.get(f"{url}/v1/models")
     assert refused.status_code == 503 and refused.json()["error"]["message"] == "too many connections"
     assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"

@@ -1,4 +1,4 @@
-"""What operators rely on: health with slots, overload, request ids, logs, sleep, traces, a parent that dies."""
+"""Operations: health with slots, overload, request ids, logs, sleep, traces, end of the parent process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def wait_ready(url: str) -> None:
 
 
 async def busy(http: Any, n: int) -> None:
-    """Wait until `n` requests are at work."""
+    """Wait until `n` requests are processed."""
     await until_async(lambda: http.engine.busy == n, lambda: f"{http.engine.busy} requests at work")
 
 
@@ -99,7 +99,7 @@ def test_one_free_slot_is_enough() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_says_when_to_come_again(stream: bool) -> None:
+def test_a_full_queue_is_a_503_with_retry_after(stream: bool) -> None:
     async def work() -> None:
         async with client() as http:
             http.engine.fail = QueueFull(8, 7)
@@ -113,7 +113,7 @@ def test_a_full_queue_says_when_to_come_again(stream: bool) -> None:
     run(work())
 
 
-def test_properties_are_changed_only_where_allowed() -> None:
+def test_properties_are_changed_only_with_props() -> None:
     async def work() -> None:
         async with client(props=True) as http:
             assert (await http.post("/props", json={"a": 1})).json() == {"success": True}
@@ -131,7 +131,7 @@ def test_every_answer_has_an_id() -> None:
     async def work() -> None:
         async with client(access=AccessRules(api_keys=(b"k",))) as http:
             seen = set()
-            for path in ("/health", "/props", "/nope"):  # also what the door refuses
+            for path in ("/health", "/props", "/nope"):  # also refused requests
                 seen.add((await http.get(path)).headers["x-request-id"])
             assert len(seen) == 3
             assert (await http.get("/health", headers={"X-Request-Id": "my-1"})).headers["x-request-id"] == "my-1"
@@ -147,7 +147,7 @@ def test_ids_cannot_forge_a_line() -> None:
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """The program's log as it would be written to stderr, as JSON lines."""
+    """The program's log as JSON lines."""
     stream = io.StringIO()
     logger = logging.getLogger("llamado")
     before = logger.handlers, logger.level, logger.propagate
@@ -166,7 +166,7 @@ def written(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_one_line_a_request(log: io.StringIO) -> None:
+def test_one_log_line_per_request(log: io.StringIO) -> None:
     async def work() -> None:
         engine = FakeEngine()
         engine.n_cached = 2
@@ -181,11 +181,11 @@ def test_one_line_a_request(log: io.StringIO) -> None:
     lines = written(log)
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     first = lines[0]
-    told = (
+    pattern = (
         r"127\.0\.0\.1 POST /completion 200, [\d.]+ ms, fake: 3 \(2 cached\) \+ 2 tokens, first after [\d.]+ ms, "
         r"333\.3 tokens/s"
     )
-    assert re.fullmatch(told, first["message"])
+    assert re.fullmatch(pattern, first["message"])
     assert first["client"] == "127.0.0.1" and first["model"] == "fake"
     assert 0 < first["first_token_ms"] < first["duration_ms"]
     assert (first["method"], first["path"], first["status"]) == ("POST", "/completion", 200)
@@ -203,7 +203,7 @@ def test_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.format(record) == "warning: [r1] hot"
     current.reset(token)
     assert LineFormatter().format(record) == "hot"
-    monkeypatch.setenv("TZ", "XXX-3:30")  # east of Greenwich
+    monkeypatch.setenv("TZ", "XXX-3:30")  # a time zone east of Greenwich
     time.tzset()
     try:
         record.created, record.msecs = 86400.042, 42.0
@@ -220,12 +220,12 @@ def test_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_who_logs_never_waits_for_who_reads() -> None:
+def test_logging_never_waits_for_the_reader() -> None:
     read, write = os.pipe()
     handler = BackgroundHandler(os.fdopen(write, "w"))
     logger = logging.Logger("test")
     logger.addHandler(handler)
-    for i in range(30_000):  # far more than a pipe holds, and than may wait
+    for i in range(30_000):  # more than a pipe and the queue hold
         logger.warning("line %d, %s", i, "x" * 50)
     with os.fdopen(read) as reader:
         lines = []
@@ -234,24 +234,24 @@ def test_who_logs_never_waits_for_who_reads() -> None:
     assert lines[0].startswith("line 0, ") and len(lines) > 1000
 
 
-def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
+def test_names_cannot_forge_a_line() -> None:
     """In text and in JSON, in the router's history, and in the reason of an error."""
     forged = "a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf"
     record = logging.LogRecord("llamado", logging.INFO, "", 0, "model %s loaded", (forged,), None)
     record.fields = {"path": forged}
-    told = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
+    expected = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
     text, as_json = (LogFormatter(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
-    assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
+    assert text.format(record) == expected and json.loads(as_json.format(record))["message"] == expected
     assert all(c.isprintable() for c in as_json.format(record))
     book = LogTail()
     book.emit(record)
-    assert book.history() == told.encode() + b"\n"
+    assert book.history() == expected.encode() + b"\n"
     try:
         raise ValueError(forged)
     except ValueError:
         failed = logging.LogRecord("llamado", logging.INFO, "", 0, "no", (), sys.exc_info())
     assert text.format(failed).startswith(r"no: ValueError: a\nerror: hacked") and text.format(failed).isprintable()
-    # The other commands' log, as the worker's.
+    # The log of other commands, such as the worker.
     command = (
         "import logging; from llamado.commands.cli import _log_to_stderr as to; from argparse import Namespace as N;"
     )
@@ -262,19 +262,21 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     assert len(lines) > 2 and all(line.startswith("    ") and line.isprintable() for line in lines[1:])
 
 
-def test_the_log_tells_when_all_slots_are_idle(log: io.StringIO) -> None:
-    """llama-server's words, once for answers that ran side by side."""
+def test_idle_slots_are_logged(log: io.StringIO) -> None:
+    """llama-server's line, once for concurrent answers."""
     logging.getLogger("llamado").setLevel(logging.DEBUG)
 
     async def work() -> None:
         async with client(FakeEngine(delay=0.01)) as http:
             bodies = [{"prompt": "a", "stream": i == 0, "n_predict": 5 * (i + 1)} for i in range(3)]
             await asyncio.gather(*(http.post("/completion", json=body) for body in bodies))
-            await http.post("/completion", json={"prompt": "a", "n_predict": 10**9, "n_probs": 10**9})  # refused
+            await http.post(
+                "/completion", json={"prompt": "a", "n_predict": 10**9, "n_probs": 10**9}
+            )  # a refused request
 
     run(work())
-    said = [line["message"] for line in written(log)]
-    assert said.count("all slots are idle") == 1 and "/completion 200" not in said[-1]
+    lines = [line["message"] for line in written(log)]
+    assert lines.count("all slots are idle") == 1 and "/completion 200" not in lines[-1]
 
 
 def test_times_of_lines_and_local_pages_are_the_default() -> None:
@@ -282,27 +284,27 @@ def test_times_of_lines_and_local_pages_are_the_default() -> None:
     assert (
         flags.log_timestamps and serve_settings(flags).access.cors_origins == AccessRules().cors_origins == "localhost"
     )
-    # A router writes the times of its models' lines itself.
+    # A router adds the times of its models' lines.
     assert environment()["LLAMA_ARG_LOG_TIMESTAMPS"] == "0"
 
 
 @pytest.mark.slow
-def test_what_takes_long_at_the_start_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Fetching: at its begin and once at its end. Compiling: where it takes longer than a moment."""
+def test_slow_parts_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Fetching is logged at its start and its end, compiling if it takes longer than a moment."""
     caplog.set_level("INFO", "llamado.server")
-    heard: list[str] = []
-    said = LoadLog(lambda what, *_: heard.append(what), patience=0.0)
+    progress: list[str] = []
+    load_log = LoadLog(lambda what, *_: progress.append(what), patience=0.0)
     for done in (0, 500_000, 1_000_000, 1_000_000):
-        said(f"{FETCHING}tiny", done, 1_000_000)
-    said(COMPILING, 0, 2)
-    said._timer.join(GUARD)
-    said(COMPILING, 1, 2)
-    said.end()
+        load_log(f"{FETCHING}tiny", done, 1_000_000)
+    load_log(COMPILING, 0, 2)
+    load_log._timer.join(GUARD)
+    load_log(COMPILING, 1, 2)
+    load_log.end()
     assert [record.message for record in caplog.records] == [
         "fetching tiny: 0.0 of 1.0 MB", "fetching tiny: 1.0 of 1.0 MB",
         "compiling kernels for this processor: the first start takes some seconds for it, later ones find them",
     ]  # fmt: skip
-    assert heard == [f"{FETCHING}tiny"] * 4 + [COMPILING] * 2
+    assert progress == [f"{FETCHING}tiny"] * 4 + [COMPILING] * 2
     quick = LoadLog(lambda *_: None, patience=60)
     quick(COMPILING, 0, 2)
     quick.end()
@@ -310,12 +312,12 @@ def test_what_takes_long_at_the_start_is_said(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.records) == 3
 
 
-def test_more_threads_than_processors_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_processors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.ops.banner.cores", lambda: 4)
     model = served(FakeEngine())
-    for n, told in ((None, False), (4, False), (5, True)):
+    for n, logged in ((None, False), (4, False), (5, True)):
         settings = Settings(source=ModelSource(spec="m"), engine=EngineOptions(n_threads=n))
-        assert any("5 on 4 processors" in line for line in overview(settings, model, [])) == told
+        assert any("5 on 4 processors" in line for line in overview(settings, model, [])) == logged
 
 
 def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
@@ -326,7 +328,7 @@ def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
 
 
 @pytest.mark.slow
-def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
+def test_reasons_and_cancelled_answers_are_logged(log: io.StringIO) -> None:
     with (
         serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,
         httpx.Client(base_url=wire.url, headers={"X-Api-Key": "k"}, timeout=GUARD) as http,
@@ -338,7 +340,7 @@ def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
         with http.stream("POST", "/completion", json=body, headers={"X-Request-Id": "broken-True"}) as answer:
             next(answer.iter_lines())
         headers = {"X-Request-Id": "broken-False"}
-        with pytest.raises(httpx.ReadTimeout):  # how the client goes away in the middle
+        with pytest.raises(httpx.ReadTimeout):  # the client disconnects during the answer
             http.post("/completion", json={"prompt": "abc"}, headers=headers, timeout=2)
         while not any(line.get("request_id") == "broken-False" for line in written(log)):
             time.sleep(0.02)
@@ -359,7 +361,7 @@ def test_log_file(tmp_path: Path) -> None:
         "logs.configure(file=sys.argv[1], as_json=True, verbosity=int(sys.argv[2]));"
         "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
     )
-    for verbosity, shown in ((3, ["hello"]), (1, [])):  # a low one is for the terminal
+    for verbosity, shown in ((3, ["hello"]), (1, [])):  # a low verbosity is for the terminal
         file = tmp_path / f"log{verbosity}"
         command = [sys.executable, "-c", code, str(file), str(verbosity)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -400,7 +402,7 @@ def test_overview() -> None:
 
 
 @pytest.mark.slow
-def test_an_idle_model_sleeps_and_wakes() -> None:
+def test_an_idle_model_is_unloaded_and_reloaded() -> None:
     async def work() -> None:
         async with client() as http:
             engines = [http.engine]
@@ -429,7 +431,7 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
                 assert (await http.get("/v1/models")).json()["data"][0]["id"] == "fake"
                 assert (await http.get("/nowhere")).status_code == 404
                 assert sleep.asleep
-                # Requests at the same time wait for one loading.
+                # Concurrent requests wait for one reload.
                 body = {"prompt": "a", "n_predict": 2}
                 answers = await asyncio.gather(*(http.post("/completion", json=body) for _ in range(3)))
                 assert [a.status_code for a in answers] == [200] * 3 and len(engines) == 2
@@ -445,21 +447,21 @@ def test_an_idle_model_sleeps_and_wakes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of(["/health", "/metrics", "/v1/health", "/props", "/models", "/v1/models"], 2))
-def test_who_only_watches_wakes_no_model(path: str) -> None:
+def test_monitoring_does_not_wake_the_model(path: str) -> None:
     assert not woken("GET", path)
     assert not woken("HEAD", path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/slots", "/lora-adapters"])
-def test_who_asks_what_the_model_does_wakes_it(path: str) -> None:
-    """As llama-server does: what it shows may have changed only when the model is there."""
+def test_other_get_requests_wake_the_model(path: str) -> None:
+    """As in llama-server."""
     assert woken("GET", path)
     assert woken("POST", "/props")
 
 
 def woken(method: str, path: str) -> bool:
-    """Whether a request wakes a model that sleeps."""
+    """Return True if a request wakes a sleeping model."""
 
     async def work() -> bool:
         async with client(metrics=True) as http:
@@ -473,7 +475,7 @@ def woken(method: str, path: str) -> bool:
 
 
 async def ticks(sleep: Sleep, n: int) -> None:
-    """Let a watch look at the server `n` times at least."""
+    """Wait for at least `n` checks of the sleep timer."""
     looks = 0
     idle = sleep._idle
 
@@ -489,8 +491,8 @@ async def ticks(sleep: Sleep, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["at the endpoint", "in the engine"])
-def test_what_runs_keeps_the_model_awake(where: str) -> None:
-    """A request that has not got to the engine does, and one in the engine whose client is gone."""
+def test_running_requests_keep_the_model_awake(where: str) -> None:
+    """Both a request before the engine and one in the engine without its client."""
 
     async def work() -> None:
         async with client(FakeEngine(delay=0.05, answer="x" * 1000)) as http:
@@ -517,7 +519,7 @@ def test_what_runs_keeps_the_model_awake(where: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
+def test_a_failed_reload_is_retried() -> None:
     async def work() -> None:
         async with client() as http:
             failing = [True]
@@ -540,7 +542,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_again() -> None:
 
 @pytest.mark.slow
 def test_sleep_in_a_process(fake_server: Start) -> None:
-    """Asleep after a while, awake for an answer; how long either lasts on this machine does not matter."""
+    """The model is unloaded after a while and reloaded for an answer."""
     process, url = fake_server("sleep=1", "json")
     wait_ready(url)
     while not httpx.get(f"{url}/props", timeout=60).json()["is_sleeping"]:
@@ -550,13 +552,13 @@ def test_sleep_in_a_process(fake_server: Start) -> None:
     process.terminate()
     assert process.wait(60) == 0
     log = process.log()
-    said = [json.loads(line)["message"] for line in log.splitlines()]
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
     words = ("the model is unloaded", "waking up", "awake after", "POST /completion 200")
-    moments = [next(i for i, text in enumerate(said) if word in text) for word in words]
-    assert moments == sorted(moments), said
+    moments = [next(i for i, text in enumerate(messages) if word in text) for word in words]
+    assert moments == sorted(moments), messages
 
 
-# -- a parent that dies ----------------------------------------------------------------------------------------------
+# -- the parent process ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -618,7 +620,7 @@ def test_spans() -> None:
     assert third.name == "GET /nowhere" and "http.route" not in third.attributes
 
 
-def test_what_the_exporter_says_of_itself_is_in_the_log(monkeypatch: pytest.MonkeyPatch, log: io.StringIO) -> None:
+def test_messages_of_the_exporter_are_logged(monkeypatch: pytest.MonkeyPatch, log: io.StringIO) -> None:
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     name = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(OTLPSpanExporter=memory.InMemorySpanExporter))
@@ -633,12 +635,12 @@ def test_what_the_exporter_says_of_itself_is_in_the_log(monkeypatch: pytest.Monk
         assert tracing is not None
         logging.getLogger(name).warning("nobody takes them")
         tracing.close()
-        *_, told, said = written(log)
-        assert told["message"] == f"traces are sent to {where}"
-        assert (said["message"], said["source"]) == ("nobody takes them", name)
+        *_, started, warned = written(log)
+        assert started["message"] == f"traces are sent to {where}"
+        assert (warned["message"], warned["source"]) == ("nobody takes them", name)
 
 
-def test_traces_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_tracing(False, {}) is None
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(TracingError, match=r'the extra "otel", is not installed: .*install'):

@@ -1,4 +1,4 @@
-"""`/slots/{id}?action=…` over a real engine on a fake forward pass: the answers of llama-server b11434."""
+"""`/slots/{id}?action=…` over an engine with a fake forward pass, with the answers of llama-server b11434."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
@@ -24,17 +24,18 @@ from waiting import GUARD
 
 from llamado.engine.engine import Engine
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
-from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
 
 def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:
     over = threading.Event()
-    request = Request(prompt=prompt, n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    request = Request(
+        prompt=prompt, params=GenerationParams(n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    )
     engine.submit(request, lambda event: over.set() if type(event).__name__ == "Done" else None)
     assert over.wait(GUARD)
 
@@ -45,8 +46,7 @@ async def client(folder: Path | None) -> AsyncIterator[tuple[httpx.AsyncClient, 
     state = ServerState(switches=Switches(slot_save_path=None if folder is None else str(folder)))
     state.served = served(FakeEngine(n_slots=2))
     object.__setattr__(state.served, "engine", engine)
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         try:
             yield http, engine
         finally:
@@ -139,7 +139,7 @@ def test_refusals(tmp_path: Path) -> None:
     run(test())
 
 
-def test_health_answers_while_a_slot_is_waited_for(tmp_path: Path) -> None:
+def test_health_answers_while_a_save_waits_for_its_slot(tmp_path: Path) -> None:
     async def test() -> None:
         async with client(tmp_path) as (http, engine):
             gate = threading.Event()
@@ -200,8 +200,8 @@ REQUESTS: list[tuple[str, object]] = [
 
 
 @pytest.mark.interop
-def test_as_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
-    """Status, keys, and messages that are not about JSON or files."""
+def test_answers_are_those_of_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
+    """Status, keys, and messages except those about JSON and files."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     ours.mkdir()

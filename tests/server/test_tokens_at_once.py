@@ -1,4 +1,4 @@
-"""Tokens that are written as they come, without waking who wrote the answer's head: the same bytes, the same ends."""
+"""Tokens written without waking the response's task: the same bytes and the same ends as with it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def stream(url: str, path: str) -> str:
-    """An answer's events without what differs from one to the next."""
+    """Return an answer's events without ids and times."""
     text = httpx.post(url + path, json=BODIES[path], timeout=60).text
     return re.sub(r'"(id|created|\w+_ms|\w+_per_second)":("[^"]*"|[\d.e-]+)', r'"\1":0', text)
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each time that tokens were offered whether they were written at once."""
+    """Record for each step's tokens: True if they were written at once."""
     found: list[bool] = []
     offer = EventStream._write_at_once
 
@@ -55,14 +55,14 @@ def test_the_bytes_are_the_same(path: str, written: list[bool], monkeypatch: pyt
         at_once = stream(wire.url, path)
         assert sum(written) > 10
         written.clear()
-        monkeypatch.setattr(streaming, "WRITE", "nobody knows it")
+        monkeypatch.setattr(streaming, "WRITE", "no such extension")
         assert stream(wire.url, path) == at_once
         assert not any(written)
     assert at_once.count("data: ") > len(WORDS)
 
 
 def test_an_error_while_writing_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the task writes: the connection closes in the middle, and the request is cancelled."""
+    """As in the task: the connection closes, and the request is cancelled."""
     write, n = NativeFormat.token, 0
 
     def fails(self: NativeFormat, index: int, event: Any) -> bytes:
@@ -80,8 +80,8 @@ def test_an_error_while_writing_ends_the_answer(monkeypatch: pytest.MonkeyPatch)
         assert engine.cancelled
 
 
-def test_many_answers_at_a_time(written: list[bool]) -> None:
-    """Each client gets its own, whole, whatever comes together."""
+def test_concurrent_answers(written: list[bool]) -> None:
+    """Each client gets its own complete answer."""
     with serving(FakeEngine(WORDS, delay=0.0005)) as wire:
         found: list[str] = []
 
@@ -100,8 +100,8 @@ def test_many_answers_at_a_time(written: list[bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_connection_gets_nothing_at_once(written: list[bool]) -> None:
-    """What it has no room for waits where all that is unread is counted, and comes when it has."""
+def test_tokens_for_a_full_connection_wait(written: list[bool]) -> None:
+    """They are counted as unread, and sent when the connection accepts data again."""
     with serving(FakeEngine(WORDS, delay=0.005)) as wire:
         found: list[str] = []
         asking = threading.Thread(target=lambda: found.append(stream(wire.url, "/completion")))

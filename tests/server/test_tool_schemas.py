@@ -1,4 +1,4 @@
-"""Tools whose schemas cannot be enforced: every API names them in a header, and refuses those that are strict."""
+"""Tools whose schemas cannot be enforced: every API names them in a header, and rejects strict ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, FakeGrammars, client, run
+from fakes import FakeEngine, FakeGrammars, send
 from test_chat_api import CALLING, HERMES
 
 from llamado.text.grammar.source import GrammarError
@@ -17,7 +17,7 @@ USER = [{"role": "user", "content": "Hi"}]
 
 
 def bodies(**strict: bool) -> dict[str, dict[str, Any]]:
-    """A request of each API with the tool."""
+    """Return a request of each API with the tool."""
     function = {"name": "f", "description": "d", "parameters": SCHEMA, **strict}
     tool = {"type": "function", "function": function}
     return {
@@ -33,11 +33,7 @@ def bodies(**strict: bool) -> dict[str, dict[str, Any]]:
 
 
 def ask(path: str, body: dict[str, Any]) -> httpx.Response:
-    async def work() -> httpx.Response:
-        async with client(FakeEngine(CALLING), source=HERMES) as http:
-            return await http.post(path, json={"model": "m", **body})
-
-    return run(work())
+    return send(path, {"model": "m", **body}, FakeEngine(CALLING), source=HERMES)
 
 
 @pytest.mark.parametrize("path", bodies())
@@ -51,12 +47,12 @@ def test_only_a_strict_tool_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens", "/apply-template"])
-def test_counting_takes_the_same_tools(path: str) -> None:
+def test_token_counts_accept_the_same_tools(path: str) -> None:
     like = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/input_tokens": "/v1/responses"}
     assert ask(path, bodies()[like.get(path, "/v1/chat/completions")]).status_code == 200
 
 
-def test_a_grammar_that_is_too_large_as_a_whole_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_grammar_of_tools_is_not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile(self: FakeGrammars, *_: Any, **__: Any) -> Any:
         raise GrammarError("too large")
 

@@ -1,4 +1,4 @@
-"""`/tools`: llama-server's bodies, and who may call."""
+"""`/tools`: llama-server's bodies, and access."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def call(http: httpx.AsyncClient, tool: str, headers: dict[str, str] | Non
     return answer.json()
 
 
-def test_nothing_is_offered_unless_it_is_asked_for() -> None:
+def test_no_tools_are_offered_by_default() -> None:
     async def test() -> None:
         async with client() as http:
             for answer in (
@@ -104,7 +104,7 @@ def test_calls(tmp_path: Path) -> None:
                 assert list(found) == ["error"], path
             for cwd in ("..", "/", "link", "none"):
                 assert "error" in await call(http, "read_file", {"x-tool-cwd": cwd}, path="sub/new/a.txt"), cwd
-            # What a model says of these is not heard.
+            # A model cannot set these.
             assert "error" in await call(http, "read_file", path="a.txt", cwd="sub/new", resp_type="base64")
         assert (tmp_path / "secret").read_text() == "secret"
 
@@ -121,7 +121,7 @@ def test_calls(tmp_path: Path) -> None:
         ({"tool": "edit_file", "params": {"path": "a", "edits": [3]}}, '"edits" must hold objects'),
     ],
 )
-def test_calls_that_are_none(tmp_path: Path, body: Any, why: str) -> None:
+def test_invalid_calls(tmp_path: Path, body: Any, why: str) -> None:
     async def test() -> None:
         async with client(tools=settings(tmp_path)) as http:
             answer = await http.post("/tools", json=body, headers=LOCAL)
@@ -131,17 +131,17 @@ def test_calls_that_are_none(tmp_path: Path, body: Any, why: str) -> None:
     run(test())
 
 
-def test_output_comes_while_a_command_runs(tmp_path: Path) -> None:
+def test_output_is_streamed_while_a_command_runs(tmp_path: Path) -> None:
     async def test() -> None:
         async with client(tools=settings(tmp_path)) as http:
             body = {"tool": "exec_shell_command", "params": {"command": "echo a; exit 2"}, "stream": True}
             answer = await http.post("/tools", json=body, headers=LOCAL)
             assert answer.headers["content-type"] == "text/event-stream"
-            told = [json.loads(event) for event in events(answer.text)]
-            assert told == [{"chunk": "a\n"}, {"chunk": "\n[exit code: 2]"}, {"done": True}]
+            reply = [json.loads(event) for event in events(answer.text)]
+            assert reply == [{"chunk": "a\n"}, {"chunk": "\n[exit code: 2]"}, {"done": True}]
             body["params"] = {}
-            told = [json.loads(e) for e in events((await http.post("/tools", json=body, headers=LOCAL)).text)]
-            assert told == [{"done": True, "error": '"command" is missing'}]
+            reply = [json.loads(e) for e in events((await http.post("/tools", json=body, headers=LOCAL)).text)]
+            assert reply == [{"done": True, "error": '"command" is missing'}]
             body = {"tool": "read_file", "params": {"path": "a"}, "stream": True}
             assert (await http.post("/tools", json=body, headers=LOCAL)).status_code == 404
 
@@ -199,7 +199,7 @@ def test_slow_commands_delay_no_other_tool(tmp_path: Path, monkeypatch: pytest.M
     run(test())
 
 
-def test_a_search_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("line\n")
     monkeypatch.setattr(search, "SECONDS", -1.0)
 
@@ -234,7 +234,9 @@ def test_a_search_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"x-real-ip": "10.0.0.1"}, 403),
     ],
 )
-def test_without_a_key_only_this_machines_own_may_call(tmp_path: Path, headers: dict[str, str], status: int) -> None:
+def test_without_a_key_only_clients_of_this_machine_may_call(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
     async def test() -> None:
         async with client(tools=settings(tmp_path)) as http:
             given = LOCAL | headers
@@ -249,7 +251,7 @@ def test_without_a_key_only_this_machines_own_may_call(tmp_path: Path, headers: 
     run(test())
 
 
-def test_a_key_is_demanded_where_others_could_call() -> None:
+def test_a_key_is_required_if_other_machines_could_call() -> None:
     tools = ToolSettings(builtin=("get_info",))
     keys = AccessRules(api_keys=(b"k",))
     for hosts in (["0.0.0.0"], ["127.0.0.1", "192.168.0.7"], ["::"], ["my-machine"]):
@@ -266,9 +268,7 @@ def test_a_key_is_demanded_where_others_could_call() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_command_ends_when_its_client_goes_away(
-    tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_disconnect_ends_its_command(tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "_MOST_SECONDS", 10 * GUARD)
 
     async def test() -> None:

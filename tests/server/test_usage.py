@@ -1,4 +1,4 @@
-"""What a gateway charges a key for: the tokens that the server counted, whatever the client's request hides."""
+"""Tokens that a gateway charges to a key: those counted by the server, independent of the client's request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N_ANSWER = len(ANSWER.encode())
 
 @contextlib.contextmanager
 def metered(engine: FakeEngine) -> Iterator[tuple[httpx.Client, KeyUsage]]:
-    """A client of a gateway before a server, and what its key has used."""
+    """Yield a client of a gateway in front of a server, and the use of its key."""
     with serving(engine) as wire:
         key = KeyOptions(name="k", key="s", tokens_per_day=10**6)
         server = make_gateway(GatewayOptions(replicas=(ReplicaOptions(url=wire.url),), keys=(key,)))
@@ -37,7 +37,7 @@ def metered(engine: FakeEngine) -> Iterator[tuple[httpx.Client, KeyUsage]]:
             with httpx.Client(
                 base_url=f"http://127.0.0.1:{sockets[0].getsockname()[1]}", headers=KEY, timeout=60
             ) as http:
-                http.post("/tokenize", json={"content": ""})  # waits until the gateway knows its replica
+                http.post("/tokenize", json={"content": ""})  # waits until the gateway has its replica
                 assert server.gateway is not None
                 yield http, server.gateway._limits.usages[0]
         finally:
@@ -79,7 +79,7 @@ def test_tokens_are_charged_as_counted(
     assert use.tokens - before == tokens
 
 
-def test_a_client_that_leaves_pays_for_what_was_made() -> None:
+def test_a_disconnected_client_pays_for_generated_tokens() -> None:
     engine, reached, gone = FakeEngine(), threading.Event(), threading.Event()
 
     def pause(i: int) -> None:
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_pays_for_what_was_made() -> None:
 
 
 def wait_until(condition: Any) -> None:
-    """Wait for what happens in another thread."""
+    """Wait for a condition that another thread sets."""
     tick = threading.Event()
     for _ in range(12_000):
         if condition():
@@ -107,7 +107,7 @@ def wait_until(condition: Any) -> None:
     raise AssertionError("it did not happen")
 
 
-def test_reports_are_bounded_and_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_limited_and_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_MOST_KEPT", 2)
     monkeypatch.setattr(metrics, "_WAIT_SECONDS", 0.0)
 

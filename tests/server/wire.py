@@ -1,4 +1,4 @@
-"""The server's own connections over the fake engine, in a thread of this process: what goes over the wire."""
+"""A server with real connections over the fake engine, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamado.server.switches import Switches
 
 @dataclass
 class Wire:
-    """A server that runs; `port` is on 127.0.0.1."""
+    """A running server; `port` is on 127.0.0.1."""
 
     port: int
     engine: FakeEngine
@@ -78,7 +78,7 @@ def serving(
 
 
 def read_answers(sock: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
-    """Status, headers (names as they came) and body of some answers on a connection; fewer when it is closed."""
+    """Return status, headers (names as sent) and body of `n` answers on a connection; fewer if it is closed."""
     reader = sock.makefile("rb")
     answers: list[tuple[int, dict[str, str], bytes]] = []
     while len(answers) < count and (line := reader.readline()):

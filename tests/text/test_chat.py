@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamado.gguf.metadata import Metadata, StringArray
-from llamado.text.template.chat import ChatTemplate, TemplateError
+from llamado.text.template.chat import ChatTemplate, EndTokens, TemplateError
 from llamado.text.template.templates import TEMPLATES
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
@@ -22,7 +22,7 @@ TALK = [
 
 
 def render(source: str, messages: list[dict[str, Any]] = USER, **values: Any) -> str:
-    return ChatTemplate(source, bos="<s>", eos="</s>").render(messages, **values)
+    return ChatTemplate(source, EndTokens("<s>", "</s>")).render(messages, **values)
 
 
 def test_jinja_is_set_up_as_hugging_face_does() -> None:
@@ -151,7 +151,7 @@ def test_filters_on_lists_are_lists_to_tojson() -> None:
 
 def test_errors_name_the_line() -> None:
     with pytest.raises(TemplateError, match=r"line 2: is not valid Jinja.*--chat-template") as caught:
-        ChatTemplate("a\n{% for %}", bos="", eos="")
+        ChatTemplate("a\n{% for %}", EndTokens("", ""))
     assert caught.value.line == 2
     with pytest.raises(TemplateError, match="line 3: roles must alternate"):
         render("a\n\n{{ raise_exception('roles must alternate') }}")

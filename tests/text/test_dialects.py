@@ -24,7 +24,7 @@ from llamado.text.dialects import (
     prepare,
 )
 from llamado.text.dialects.reading import ReadingParser
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 USER = [{"role": "user", "content": "hi"}]
@@ -54,7 +54,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @cache
 def template(name: str) -> ChatTemplate:
-    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), bos="<s>", eos="</s>")
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), EndTokens("<s>", "</s>"))
 
 
 _ids = itertools.count()

@@ -16,7 +16,7 @@ from ports import free_port
 
 from llamado.gguf.reader import GGUFFile
 from llamado.text.dialects import Content, Conversation, Piece, Reasoning, prepare
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 from llamado.text.template.templates import TEMPLATES
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
@@ -153,7 +153,7 @@ def ends(smollm2_path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_and_capabilities(name: str, peer_bin: Path, smollm2_path: Path, ends: tuple[str, str]) -> None:
     path = FOLDER / f"{name}.jinja"
-    template = ChatTemplate(path.read_text(), bos=ends[0], eos=ends[1])
+    template = ChatTemplate(path.read_text(), EndTokens(ends[0], ends[1]))
     with server(peer_bin, smollm2_path, "--jinja", "--chat-template-file", str(path)) as client:
         assert template.caps == client.get("/props").json()["chat_template_caps"]
         for title, conversation in CONVERSATIONS.items():
@@ -189,7 +189,7 @@ ANSWERS = [
 def test_thoughts(peer_bin: Path, smollm2_path: Path, ends: tuple[str, str]) -> None:
     """Answers that a grammar forces out of the real server are read alike."""
     path = FOLDER / "hermes.jinja"
-    template = ChatTemplate(path.read_text(), bos=ends[0], eos=ends[1])
+    template = ChatTemplate(path.read_text(), EndTokens(ends[0], ends[1]))
     with server(peer_bin, smollm2_path, "--jinja", "--chat-template-file", str(path)) as client:
         for text in ANSWERS:
             for format in ("auto", "none"):
@@ -217,7 +217,7 @@ TALK = [
 
 @pytest.mark.parametrize("name", ["bailing2", "gigachat", "kimi-k2", "mistral-v3", "openchat", "yandex"])
 def test_built_in_templates(name: str, peer_bin: Path, smollm2_path: Path, ends: tuple[str, str]) -> None:
-    template = ChatTemplate(TEMPLATES[name], bos=ends[0], eos=ends[1], as_given=True)
+    template = ChatTemplate(TEMPLATES[name], EndTokens(ends[0], ends[1]), as_given=True)
     with server(peer_bin, smollm2_path, "--no-jinja", "--chat-template", name) as client:
         for messages in (TALK, TALK[1:]):
             answer = client.post("/apply-template", json={"messages": messages}).json()

@@ -15,7 +15,7 @@ import pytest
 from tiers import first_of
 from waiting import until
 
-from llamado.text.template.chat import ChatTemplate, TemplateError
+from llamado.text.template.chat import ChatTemplate, EndTokens, TemplateError
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -104,9 +104,9 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("source", first_of(HOSTILE, 10, ids=map(str, range(len(HOSTILE)))))
 def test_hostile_templates_end_as_an_error(source: str) -> None:
     with pytest.raises(TemplateError, match="chat template") as caught:
-        ChatTemplate(source, bos="", eos="").render(USER)
+        ChatTemplate(source, EndTokens("", "")).render(USER)
     assert len(str(caught.value)) < 2000
-    assert ChatTemplate("{{ messages[0].content }}!", bos="", eos="").render(USER) == "hi!"
+    assert ChatTemplate("{{ messages[0].content }}!", EndTokens("", "")).render(USER) == "hi!"
 
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -123,20 +123,20 @@ def test_errors_name_the_limit() -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", r"line 1: nests too deeply"),
     ):
         with pytest.raises(TemplateError, match=limit):
-            ChatTemplate(source, bos="", eos="").render(USER)
+            ChatTemplate(source, EndTokens("", "")).render(USER)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_time")
 def test_slow_templates_are_detected_at_load() -> None:
     with pytest.raises(TemplateError, match=r"takes more than 0.15 s of computing.*--chat-template"):
-        ChatTemplate(ENDLESS_AT_LOAD, bos="", eos="")
+        ChatTemplate(ENDLESS_AT_LOAD, EndTokens("", ""))
 
 
 @pytest.mark.slow
 def test_template_capabilities_are_probed_within_limits() -> None:
     """One trial that takes too long is the last of its kind."""
-    template = ChatTemplate(ENDLESS, bos="", eos="")
+    template = ChatTemplate(ENDLESS, EndTokens("", ""))
     before = os.times()
     assert template.features.strings and not template.caps["supports_tools"]
     after = os.times()
@@ -145,7 +145,7 @@ def test_template_capabilities_are_probed_within_limits() -> None:
 
 @pytest.mark.full
 def test_the_next_in_line_and_other_templates_go_on() -> None:
-    hostile, harmless = ChatTemplate(ENDLESS, bos="", eos=""), ChatTemplate("ok", bos="", eos="")
+    hostile, harmless = ChatTemplate(ENDLESS, EndTokens("", "")), ChatTemplate("ok", EndTokens("", ""))
     errors: list[str] = []
 
     def render() -> None:
@@ -169,8 +169,8 @@ def test_the_next_in_line_and_other_templates_go_on() -> None:
 
 RENDERS = """
 import sys
-from llamado.text.template.chat import ChatTemplate
-template = ChatTemplate(sys.argv[1], bos="", eos="")
+from llamado.text.template.chat import ChatTemplate, EndTokens
+template = ChatTemplate(sys.argv[1], EndTokens("", ""))
 template.features
 print("compiled", flush=True)
 sys.stdin.readline()
@@ -320,7 +320,7 @@ def test_memory_is_limited_and_given_back() -> None:
 @pytest.mark.slow
 def test_the_largest_texts_that_are_allowed_fit_into_the_memory() -> None:
     text = "\U0001f600" * ((16 << 20) - 1)
-    template = ChatTemplate("{{ messages[0].content }}", bos="", eos="")
+    template = ChatTemplate("{{ messages[0].content }}", EndTokens("", ""))
     assert template.features.strings
     assert template.render([{"role": "user", "content": text}]) == text
     with pytest.raises(TemplateError, match="text of more than 16,777,216 characters"):
@@ -328,7 +328,7 @@ def test_the_largest_texts_that_are_allowed_fit_into_the_memory() -> None:
 
 
 def test_values_that_json_cannot_hold_are_an_error() -> None:
-    template = ChatTemplate("{{ x }}", bos="", eos="")
+    template = ChatTemplate("{{ x }}", EndTokens("", ""))
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
@@ -342,6 +342,6 @@ def test_values_that_json_cannot_hold_are_an_error() -> None:
 def test_long_texts_arrive_whole(character: str) -> None:
     """They are read in parts, which may end within a character."""
     text = "ab"[: len(character)] + character * 700_001
-    template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}", bos="", eos="")
+    template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}", EndTokens("", ""))
     bare, prompt = template.render_both([{"role": "user", "content": text}])
     assert bare == text and prompt == text + ">"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,13 +44,23 @@ def base(url: str) -> str:
     return text
 
 
+class ClientOptions(TypedDict, total=False):
+    """Options of a client besides the timeouts of its checks."""
+
+    busy_timeout: float
+    """Seconds for which a request is retried after 503, with exponential backoff or as Retry-After says; 60."""
+    request_timeout: float
+    """Seconds without a byte after which a response is abandoned; 600."""
+    api_key: str | None
+    verify: ssl.SSLContext | bool
+    """Certificates that an https:// server may present; True: those that this machine trusts, the default."""
+
+
 class ServerAddress:
     """Address and timeouts of a server; base class of both clients.
 
     `startup_timeout`: seconds that `wait_until_ready` waits. `health_check_timeout`: seconds that one check may take.
-    `busy_timeout`: seconds for which a request is retried after 503, with exponential backoff or as Retry-After says.
-    `request_timeout`: seconds without a byte after which a response is abandoned. `verify`: certificates that an
-    https:// server may present (True: those that this machine trusts). Raises ServerUnavailable for an invalid URL.
+    `options`: see ClientOptions. Raises ServerUnavailable for an invalid URL.
     """
 
     def __init__(
@@ -58,20 +68,19 @@ class ServerAddress:
         base_url: str,
         startup_timeout: float = 300,
         health_check_timeout: float = 5,
-        *,
-        busy_timeout: float = 60,
-        request_timeout: float = 600,
-        api_key: str | None = None,
-        verify: ssl.SSLContext | bool = True,
+        **options: Unpack[ClientOptions],
     ) -> None:
+        if unknown := options.keys() - ClientOptions.__annotations__.keys():
+            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         self.base_url = base(base_url)
         self.startup_timeout = startup_timeout
         self.health_check_timeout = health_check_timeout
-        self.busy_timeout = busy_timeout
+        self.busy_timeout = options.get("busy_timeout", 60.0)
         self.state: State = CONNECTING
         """Result of the last check."""
-        self._request_timeout = httpx.Timeout(request_timeout, connect=health_check_timeout)
-        self._verify = verify
+        self._request_timeout = httpx.Timeout(options.get("request_timeout", 600.0), connect=health_check_timeout)
+        self._verify = options.get("verify", True)
+        api_key = options.get("api_key")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._open()
 

@@ -17,6 +17,7 @@ from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import is_same
 from llamado.processes.secret_values import child_environment
 from llamado.rpc.endpoint import Endpoint
+from llamado.server.model import LabLink
 
 _START_SECONDS = 60.0
 _GRACE = 2.0
@@ -40,7 +41,7 @@ class LabWorker:
         self.start()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None
 
     @property
@@ -105,24 +106,21 @@ class LatencyLab:
         self._workers = dict(zip(self.endpoints[len(rpc) :], self._own, strict=True))
         self._links = dict.fromkeys(self.endpoints, LinkSettings())
 
-    def view(self) -> list[dict[str, object]]:
-        """Return the links for `/lab`: addresses, settings and the worker behind each.
-
-        `own`: the worker can be killed; `running`: it runs; `watched`: `llamado up` started it and restarts it.
-        """
+    def view(self) -> list[LabLink]:
+        """Return the links for `/lab`: addresses, settings and the worker behind each."""
         cluster = own_cluster()
         watched = {one: found for one in self._links if (found := self._cluster_worker(cluster, one)) is not None}
-        runs = {one: worker.running for one, worker in self._workers.items()}
+        runs = {one: worker.is_running for one, worker in self._workers.items()}
         runs |= {one: found.pid != 0 for one, found in watched.items()}
         return [
-            {
-                "endpoint": endpoint,
-                "worker": self._targets[endpoint],
+            LabLink(
+                endpoint,
+                worker=self._targets[endpoint],
                 **settings._asdict(),
-                "own": endpoint in runs,
-                "running": runs.get(endpoint, True),
-                "watched": endpoint in watched,
-            }
+                own=endpoint in runs,
+                running=runs.get(endpoint, True),
+                watched=endpoint in watched,
+            )
             for endpoint, settings in self._links.items()
         ]
 

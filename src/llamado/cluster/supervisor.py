@@ -103,7 +103,7 @@ class ServiceStatus:
             self._log = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True if it has a process."""
         return self.exited is not None and not self.exited.done()
 
@@ -122,7 +122,7 @@ class ServiceStatus:
 class Supervisor:
     """Keeps services running from `run` until `stop`. Call all other methods in the event loop of `run`.
 
-    `changed` is called after each change of a service's state.
+    `on_change` is called after each change of a service's state.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Supervisor:
         restart: RestartConfig,
         stop_timeout: float,
         log_folder: Path,
-        changed: Callable[[ServiceStatus], None],
+        on_change: Callable[[ServiceStatus], None],
         nodes: Nodes | None = None,
     ) -> None:
         self._nodes = nodes
         self.statuses = {service.name: ServiceStatus(service, log_folder) for service in services}
         self._restart = restart
         self._stop_timeout = stop_timeout
-        self._changed = changed
+        self._on_change = on_change
         self._guard = Watchdog(stop_timeout)
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -211,7 +211,7 @@ class Supervisor:
             status is not None
             and status.service.role is ServiceRole.WORKER
             and status.process is not None
-            and status.running
+            and status.is_running
         ):
             status.process.signal(signal.SIGKILL)
 
@@ -252,7 +252,7 @@ class Supervisor:
                 )
         except (httpx.HTTPError, LlamadoError) as error:
             return f"{service.name} did not respond to the drain request: {error or type(error).__name__}"
-        if answer.status_code in (200, 404):  # 404: it has no layers of that server
+        if answer.status_code in (200, 404):  # 404: that worker has none of its layers
             return ""
         return str(failure(answer))
 
@@ -308,7 +308,7 @@ class Supervisor:
             status.ready.set()
         else:
             status.ready.clear()
-        self._changed(status)
+        self._on_change(status)
 
     async def _supervise(self, status: ServiceStatus) -> None:
         """Run a service and restart it until it is drained. Raises StartFailed."""
@@ -379,7 +379,7 @@ class Supervisor:
             status.state.address = status.service.address
         status.exited = exited
         status.state.pid = status.process.pid
-        self._changed(status)
+        self._on_change(status)
         for other in self.statuses.values():
             if other.ready.is_set():  # it may have become ready while this one waited for a node
                 self._send_if_changed(status, other)
@@ -393,7 +393,7 @@ class Supervisor:
         status.state.pid, status.state.mark = 0, ""
         status.ready.clear()
         for other in self.statuses.values():
-            if other.service.restarts_with_needs and status.service.name in other.service.needs and other.running:
+            if other.service.restarts_with_needs and status.service.name in other.service.needs and other.is_running:
                 self._set_phase(other, STOPPING, f"{status.service.name} ended")
                 self._start_task(self._end(other))
         return None if became_ready is None else loop.time() - became_ready, code
@@ -414,7 +414,7 @@ class Supervisor:
     def _announce(self, status: ServiceStatus) -> None:
         """Send the address of `one` to every running service that has an older one or none."""
         for other in self.statuses.values():
-            if other.running:
+            if other.is_running:
                 self._send_if_changed(other, status)
 
     def _send_if_changed(self, other: ServiceStatus, status: ServiceStatus) -> None:
@@ -430,7 +430,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         began, name = loop.time(), status.service.name
         process, address = other.process, status.service.address
-        while other.process is process and other.running and status.service.address == address:
+        while other.process is process and other.is_running and status.service.address == address:
             if await send_address(other.service, other.sent_addresses.get(name), now):
                 other.sent_addresses[name] = now
                 return

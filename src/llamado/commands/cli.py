@@ -19,7 +19,7 @@ from llamado.flags import (
     SECRET_FLAGS,
     FlagError,
     FlagParser,
-    Parsed,
+    ParsedFlags,
     add_flags,
     check_port,
     memory_size,
@@ -69,13 +69,13 @@ llamado COMMAND --help lists the common flags of a command (--help-all: all of t
 """
 
 
-def _serve(flags: Parsed, _: argparse.Namespace) -> int:
+def _serve(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.serve import run_serve
 
     return run_serve(flags)
 
 
-def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _wait(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     for key in ("timeout", "interval"):
         if not 0 < flags.values[key] < math.inf:
             raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
@@ -86,13 +86,13 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
     return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval, pid=flags.pid)
 
 
-def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _run(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.chat.run import run_chat
 
     return run_chat(flags, namespace.spec)
 
 
-def _bench(flags: Parsed, _: argparse.Namespace) -> int:
+def _bench(flags: ParsedFlags, _: argparse.Namespace) -> int:
     if flags.latency or flags.nodes:
         from llamado.commands.bench.latency import bench_latency
 
@@ -114,25 +114,25 @@ def _bench(flags: Parsed, _: argparse.Namespace) -> int:
     return bench(flags)
 
 
-def _perplexity(flags: Parsed, _: argparse.Namespace) -> int:
+def _perplexity(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.bench.perplexity import perplexity
 
     return perplexity(flags)
 
 
-def _quantize(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _quantize(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.quantize import run_quantize
 
     return run_quantize(flags, namespace.words)
 
 
-def _imatrix(flags: Parsed, _: argparse.Namespace) -> int:
+def _imatrix(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.files.imatrix import run_imatrix
 
     return run_imatrix(flags)
 
 
-def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _pull(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.options import fit_options
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
@@ -150,7 +150,7 @@ def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
+def _inspect(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import check_supported, what_it_takes
     from llamado.gguf.inspect import render
@@ -175,37 +175,37 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _list(_: Parsed, namespace: argparse.Namespace) -> int:
+def _list(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.models import run_list
 
     return run_list(namespace.models_dir, as_json=namespace.output == "json")
 
 
-def _show(_: Parsed, namespace: argparse.Namespace) -> int:
+def _show(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.models import run_show
 
     return run_show(namespace.spec, template=namespace.template, as_json=namespace.output == "json")
 
 
-def _rm(_: Parsed, namespace: argparse.Namespace) -> int:
+def _rm(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.models import run_rm
 
     return run_rm(namespace.spec, yes=namespace.yes, force=namespace.force)
 
 
-def _gguf(_: Parsed, namespace: argparse.Namespace) -> int:
+def _gguf(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.files.gguf import run_gguf
 
     return run_gguf(namespace)
 
 
-def _plan(flags: Parsed, _: argparse.Namespace) -> int:
+def _plan(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.plan import plan
 
     return plan(flags)
 
 
-def _list_devices(flags: Parsed) -> int:
+def _list_devices(flags: ParsedFlags) -> int:
     from llamado.commands.plan import list_devices
 
     return list_devices(flags)
@@ -219,7 +219,7 @@ def _list_cache() -> int:
     return 0
 
 
-def _worker(flags: Parsed, _: argparse.Namespace) -> int:
+def _worker(flags: ParsedFlags, _: argparse.Namespace) -> int:
     if flags.threads is not None and flags.threads < 1:
         raise FlagError(f"-t/--threads: expected 1 or more, got {flags.threads}")
     if bool(flags.tls_cert) != bool(flags.tls_key):
@@ -271,7 +271,7 @@ def _existing_folders(flag: str, given: Sequence[str]) -> tuple[str, ...]:
     return tuple(folders)
 
 
-def _log_to_stderr(flags: Parsed) -> None:
+def _log_to_stderr(flags: ParsedFlags) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(verbose=flags.verbose, timed=flags.log_timestamps))
@@ -279,7 +279,7 @@ def _log_to_stderr(flags: Parsed) -> None:
     logging.getLogger("httpx").setLevel(max(level, logging.WARNING))  # at INFO it logs every request
 
 
-def _tap(flags: Parsed, _: argparse.Namespace) -> int:
+def _tap(flags: ParsedFlags, _: argparse.Namespace) -> int:
     check_port("--listen-port", flags.listen_port)
     check_port("--target-port", flags.target_port)
     for key in ("latency_ms", "jitter_ms"):
@@ -303,67 +303,67 @@ def _tap(flags: Parsed, _: argparse.Namespace) -> int:
     return run_tap(options)
 
 
-def _doctor(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _doctor(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.doctor import run_doctor
 
     return run_doctor(flags, namespace.targets)
 
 
-def _gateway(flags: Parsed, _: argparse.Namespace) -> int:
+def _gateway(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.gateway.gateway import run_gateway
 
     return run_gateway(flags)
 
 
-def _verify(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _verify(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.verify import run_verify
 
     return run_verify(flags, namespace.urls)
 
 
-def _top(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _top(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.top.top import top
 
     return top(flags, namespace.url)
 
 
-def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
+def _cluster(flags: ParsedFlags, _: argparse.Namespace) -> int:
     from llamado.commands.cluster import init
 
     return init(flags)
 
 
-def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _deploy(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.deploy.run import run_deploy
 
     return run_deploy(flags, namespace.target, namespace.file, namespace.server_flags)
 
 
-def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _up(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.up.start import run_up
 
     return run_up(flags, namespace)
 
 
-def _ps(_: Parsed, namespace: argparse.Namespace) -> int:
+def _ps(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.up.running import run_ps
 
     return run_ps(clusters_json=namespace.json, as_json=namespace.output == "json", key=namespace.api_key)
 
 
-def _down(_: Parsed, namespace: argparse.Namespace) -> int:
+def _down(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.up.running import run_down
 
     return run_down(namespace.cluster)
 
 
-def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
+def _logs(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.up.running import run_logs
 
     return run_logs(namespace.service, namespace.cluster, follow=namespace.follow)
 
 
-def _drain(flags: Parsed, namespace: argparse.Namespace) -> int:
+def _drain(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     if namespace.gateway:
         from llamado.commands.gateway.replicas import drain_replica
 
@@ -373,7 +373,7 @@ def _drain(flags: Parsed, namespace: argparse.Namespace) -> int:
     return run_drain(namespace.service, namespace.cluster, undo=namespace.undo)
 
 
-def _completions(_: Parsed, namespace: argparse.Namespace) -> int:
+def _completions(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     return _print_completions(namespace.shell)
 
 
@@ -389,7 +389,7 @@ def _print_completions(shell: str) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
+COMMANDS: dict[str, tuple[Callable[[ParsedFlags, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with a web UI and the APIs of llama-server, OpenAI, Anthropic and Ollama"),
     "wait": (_wait, "wait until a server is ready"),
     "run": (_run, "chat in the terminal"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.installation import install_command
 from llamado.terminal.text import print
 
@@ -33,7 +33,7 @@ class Authority(NamedTuple):
     certificate: Certificate
 
 
-def init(flags: Parsed) -> int:
+def init(flags: ParsedFlags) -> int:
     """Write an authority and certificates of a server and its workers into a folder, and print how to use them.
 
     Certificates are valid for the names and addresses given, and for localhost. Raises FlagError and ClusterError.
@@ -65,8 +65,8 @@ def make(folder: Path, server: Sequence[str], workers: Sequence[Sequence[str]], 
     """Create the files of a cluster and return their paths. Raises ClusterError if one exists, and OSError."""
     names = ["ca", "server", *(f"worker{i}" for i in range(1, len(workers) + 1))]
     files = [folder / f"{name}{kind}.pem" for name in names for kind in ("", "-key")]
-    if there := [path.name for path in files if path.exists()]:
-        raise ClusterError(f"{folder} contains {', '.join(there)}: choose another folder (--out), or remove them")
+    if existing := [path.name for path in files if path.exists()]:
+        raise ClusterError(f"{folder} contains {', '.join(existing)}: choose another folder (--out), or remove them")
     authority = _authority(days)
     _write(folder, "ca", authority.certificate, authority.key)
     for name, alternatives in zip(names[1:], [server, *workers], strict=True):
@@ -125,13 +125,13 @@ def _signed(
             names.append(x509.IPAddress(ipaddress.ip_address(text)))
         except ValueError:
             names.append(x509.DNSName(text))
-    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     return (
         _builder(name, key, days)
         .issuer_name(authority.certificate.subject)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(both, critical=False)
+        .add_extension(usage, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
         .sign(authority.key, SHA256())
     )

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llamado.commands.split_options import listed
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.terminal.text import print
 
 
-def run_doctor(flags: Parsed, named: Sequence[str]) -> int:
+def run_doctor(flags: ParsedFlags, named: Sequence[str]) -> int:
     """Print the findings and return the exit code: 0 none, 1 some, 2 examination failed. Raises FlagError."""
     from llamado.cluster.doctor.examination import examine, parse_targets
     from llamado.cluster.doctor.machine import MachineOptions

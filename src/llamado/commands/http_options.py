@@ -7,12 +7,12 @@ import re
 
 from llamado.commands.options import read_file
 from llamado.commands.split_options import listed
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.http import logs
 from llamado.http.access import AccessRules
 
 
-def hosts_of(flags: Parsed) -> tuple[str, ...]:
+def hosts_of(flags: ParsedFlags) -> tuple[str, ...]:
     """Return the addresses to listen on, and check the flags of TLS. Raises FlagError."""
     if bool(flags.ssl_key_file) != bool(flags.ssl_cert_file):
         raise FlagError("--ssl-key-file and --ssl-cert-file: give both or none")
@@ -22,7 +22,7 @@ def hosts_of(flags: Parsed) -> tuple[str, ...]:
     return hosts
 
 
-def access_rules(flags: Parsed) -> AccessRules:
+def access_rules(flags: ParsedFlags) -> AccessRules:
     """Return the access rules: API keys, CORS and host names. Raises FlagError."""
     return AccessRules(
         api_keys=_keys(flags),
@@ -37,7 +37,7 @@ def access_rules(flags: Parsed) -> AccessRules:
 _HOST_RULE = re.compile(r"\*|\.?[^\s:/*@?#\[\]]+")
 
 
-def _allowed_hosts(flags: Parsed) -> list[str]:
+def _allowed_hosts(flags: ParsedFlags) -> list[str]:
     """Return host names for requests without a key: those of `--allowed-hosts`, and names in `--host`."""
     found = listed(flags.allowed_hosts or [])
     for rule in found:
@@ -55,7 +55,7 @@ def _is_name(host: str) -> bool:
     return False
 
 
-def _keys(flags: Parsed) -> tuple[bytes, ...]:
+def _keys(flags: ParsedFlags) -> tuple[bytes, ...]:
     keys = [key.strip() for given in flags.api_key or [] for key in given.split(",")]
     if flags.api_key_file:
         lines = read_file("--api-key-file", flags.api_key_file).splitlines()
@@ -84,7 +84,7 @@ def metrics_labels(text: str | None) -> tuple[tuple[str, str], ...] | None:
     return tuple(labels.items())
 
 
-def configure_logs(flags: Parsed) -> None:
+def configure_logs(flags: ParsedFlags) -> None:
     """Set up the log. Raises LogFileError."""
     logs.configure(
         verbosity=9 if flags.verbose else flags.log_verbosity,

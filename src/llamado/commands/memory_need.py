@@ -9,7 +9,7 @@ from pathlib import Path
 from llamado.commands.options import engine_options
 from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
-from llamado.flags import FlagParser, Parsed, add_flags, parse
+from llamado.flags import FlagParser, ParsedFlags, add_flags, parse
 
 log = logging.getLogger("llamado.router")
 
@@ -44,7 +44,7 @@ def _arguments(command: Sequence[str]) -> Sequence[str] | None:
     return None
 
 
-def _need(flags: Parsed) -> int:
+def _need(flags: ParsedFlags) -> int:
     from llamado.engine.forward.fitting import memory_request, sizes_for
     from llamado.gguf.sources.resolve import is_fetched_whole
     from llamado.models import load_model

@@ -17,14 +17,14 @@ from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed, memory_size
+from llamado.flags import FlagError, ParsedFlags, memory_size
 from llamado.models.keys import RopeOptions
 from llamado.processes.secret_values import keep
 
 _NO_DRAFTS = {"draft-dspark": "DFlash heads with a Markov head are not supported"}
 
 
-def model_source(flags: Parsed) -> ModelSource:
+def model_source(flags: ParsedFlags) -> ModelSource:
     """Return the model that the flags name. Raises FlagError."""
     models = [*(flags.model or []), *([flags.model_url] if flags.model_url else [])]
     if len(models) > 1:
@@ -35,7 +35,7 @@ def model_source(flags: Parsed) -> ModelSource:
     return ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
 
 
-def use_hub(flags: Parsed) -> None:
+def use_hub(flags: ParsedFlags) -> None:
     """Apply the flags for Hugging Face to downloads in this process and its children."""
     if flags.hf_token:
         keep("HF_TOKEN", flags.hf_token)
@@ -43,7 +43,7 @@ def use_hub(flags: Parsed) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def sampling_defaults(flags: Parsed) -> Defaults:
+def sampling_defaults(flags: ParsedFlags) -> Defaults:
     """Return the defaults of requests: the values of the flags of PARAMETERS. Raises FlagError."""
     found: dict[str, dict[str, Any]] = {"sampling": {}, "request": {}, "server": {}}
     try:
@@ -110,7 +110,7 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:
+def engine_options(flags: ParsedFlags, *, n_slots: int | None = None) -> EngineOptions:
     """Return the options of running the model, for any command. `n_slots`: slots of a command without `--parallel`.
 
     Raises FlagError.
@@ -141,7 +141,7 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
     )
 
 
-def _slots(flags: Parsed) -> dict[str, Any]:
+def _slots(flags: ParsedFlags) -> dict[str, Any]:
     """Return the options of a command with slots."""
     n = flags.parallel
     if n == 0 or n < -1:
@@ -154,7 +154,7 @@ def _slots(flags: Parsed) -> dict[str, Any]:
     return found
 
 
-def _given_options(flags: Parsed) -> dict[str, Any]:
+def _given_options(flags: ParsedFlags) -> dict[str, Any]:
     """Return the options of the flags that the command has; the others keep their defaults."""
     found = {
         option: form(flags.values[flag])
@@ -168,14 +168,14 @@ def _given_options(flags: Parsed) -> dict[str, Any]:
     return found
 
 
-def _cache_folder(flags: Parsed) -> str | None:
+def _cache_folder(flags: ParsedFlags) -> str | None:
     folder: str | None = flags.values.get("cache_disk")
     if folder and not flags.values.get("cache_ram"):
         raise FlagError("--cache-disk: prompts go there from the prompt cache in memory, which --cache-ram 0 turns off")
     return str(Path(folder).expanduser()) if folder else None
 
 
-def draft_options(flags: Parsed) -> DraftOptions:
+def draft_options(flags: ParsedFlags) -> DraftOptions:
     """Return the sources of draft tokens. Raises FlagError."""
     if "spec_type" not in flags.values:  # a command without answers for users
         return DraftOptions()
@@ -219,12 +219,12 @@ def draft_options(flags: Parsed) -> DraftOptions:
     )
 
 
-def _ngram_sizes(flags: Parsed, kind: str) -> tuple[int, int, int]:
+def _ngram_sizes(flags: ParsedFlags, kind: str) -> tuple[int, int, int]:
     n, m, hits = (flags.values[f"spec_ngram_{kind}_{name}"] for name in ("size_n", "size_m", "min_hits"))
     return n, m, hits
 
 
-def _draft_kinds(flags: Parsed) -> tuple[str, ...] | None:
+def _draft_kinds(flags: ParsedFlags) -> tuple[str, ...] | None:
     given = listed([flags.spec_type])
     for name in given:
         if name in _NO_DRAFTS:
@@ -238,7 +238,7 @@ def _draft_kinds(flags: Parsed) -> tuple[str, ...] | None:
     return None if "auto" in given or not given else tuple(dict.fromkeys(given))
 
 
-def fit_options(flags: Parsed) -> FitOptions:
+def fit_options(flags: ParsedFlags) -> FitOptions:
     """Return the options that memory fitting may change. Raises FlagError."""
     try:
         target = [int(text) for text in re.split("[,/]+", flags.fit_target)]
@@ -263,7 +263,7 @@ def _similarity(share: float) -> float:
     return share
 
 
-def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
+def _scaled(flags: ParsedFlags, key: str) -> tuple[tuple[str, float], ...]:
     """Return the files of a flag with scale 1, then those of its variant with scales. Raises FlagError."""
     files = [(path, 1.0) for path in listed(flags.values.get(key) or [])]
     for item in listed(flags.values.get(f"{key}_scaled") or []):
@@ -285,7 +285,7 @@ def _layers(given: Sequence[int]) -> tuple[int, int]:
     return first, last
 
 
-def rope_options(flags: Parsed) -> RopeOptions:
+def rope_options(flags: ParsedFlags) -> RopeOptions:
     """Return the RoPE options. Raises FlagError."""
 
     def number(key: str, nothing: float) -> float:
@@ -339,7 +339,7 @@ def _threads(given: int | None) -> int | None:
     return None if given is None or given < 0 else given  # llama-server: negative is automatic
 
 
-def _template(flags: Parsed) -> str | None:
+def _template(flags: ParsedFlags) -> str | None:
     file = flags.values.get("chat_template_file")
     if file:
         return read_file("--chat-template-file", file)

@@ -26,7 +26,7 @@ from llamado.devices.split.placement import (
 from llamado.devices.split.rules import place
 from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
-from llamado.flags import Parsed
+from llamado.flags import ParsedFlags
 from llamado.terminal.text import print
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ AUTO = "auto: least time per token"
 MEMORY = "memory: by free memory, as llama.cpp does"
 
 
-def list_devices(flags: Parsed) -> int:
+def list_devices(flags: ParsedFlags) -> int:
     """Print the devices of this machine and of all workers, as llama.cpp does. Return 1 if a worker does not answer."""
     from llamado.devices.registry import DeviceOptions, Unreachable, open_device
 
@@ -100,7 +100,7 @@ class Candidate(NamedTuple):
     problem: LlamadoError | None = None
 
 
-def plan(flags: Parsed) -> int:
+def plan(flags: ParsedFlags) -> int:
     """Print the placement of the model, and those by other rules. Raises LlamadoError if it does not fit."""
     from llamado.engine.drafts.sizes import planned_draft
     from llamado.engine.forward.fitting import context_size, fit, memory_request, read_text, sizes_for

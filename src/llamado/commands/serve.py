@@ -15,7 +15,7 @@ from llamado.commands.http_options import access_rules, configure_logs, hosts_of
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
 from llamado.commands.split_options import listed
 from llamado.engine.options import ModelSource
-from llamado.flags import FlagError, Parsed, api_prefix, check_port
+from llamado.flags import FlagError, ParsedFlags, api_prefix, check_port
 from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches
@@ -31,13 +31,13 @@ VERBOSE = 10
 """Minimum `--verbosity` at which responses include `__verbose`, as in llama-server."""
 
 
-def serves_many(flags: Parsed) -> bool:
+def serves_many(flags: ParsedFlags) -> bool:
     """Return True if the flags ask for a router for several models instead of a server of one model."""
     many = flags.models_dir or flags.models_preset or flags.llama_swap or len(flags.model or []) > 1
     return bool(many) or not (flags.model or flags.model_url or flags.hf_repo)
 
 
-def serve_settings(flags: Parsed) -> Settings:
+def serve_settings(flags: ParsedFlags) -> Settings:
     """Return the settings of the server, or of its router for several models or none. Raises FlagError."""
     kwargs = _template_kwargs(flags)
     check_port("--port", flags.port)
@@ -75,7 +75,7 @@ def serve_settings(flags: Parsed) -> Settings:
     return settings
 
 
-def _template_kwargs(flags: Parsed) -> dict[str, Any]:
+def _template_kwargs(flags: ParsedFlags) -> dict[str, Any]:
     """Return additional variables of the chat template. Raises FlagError."""
     if not flags.chat_template_kwargs:
         return {}
@@ -88,7 +88,7 @@ def _template_kwargs(flags: Parsed) -> dict[str, Any]:
     return kwargs
 
 
-def _page_settings(flags: Parsed) -> dict[str, Any]:
+def _page_settings(flags: ParsedFlags) -> dict[str, Any]:
     """Return the initial settings of the web UI. Those of `--ui-config` replace those of the file. Raises FlagError."""
     settings: dict[str, Any] = {}
     for flag, path, text in (
@@ -108,7 +108,7 @@ def _page_settings(flags: Parsed) -> dict[str, Any]:
     return settings
 
 
-def _check_numbers(flags: Parsed) -> None:
+def _check_numbers(flags: ParsedFlags) -> None:
     for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
         if flags.values[key] < least:
             raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
@@ -117,7 +117,7 @@ def _check_numbers(flags: Parsed) -> None:
             raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, or -1, got {flags.values[key]}")
 
 
-def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: PredictRoutes | None) -> Switches:
+def _switches(flags: ParsedFlags, kwargs: dict[str, Any], prefix: str, predict: PredictRoutes | None) -> Switches:
     return Switches(
         metrics=flags.metrics,
         metrics_labels=metrics_labels(flags.metrics_labels),
@@ -150,7 +150,7 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
     )
 
 
-def _tools(flags: Parsed) -> ToolSettings:
+def _tools(flags: ParsedFlags) -> ToolSettings:
     """Return the settings of tools, which act with the rights of this user. Raises FlagError."""
     builtin = tuple(listed([flags.tools])) if flags.tools else ()
     if flags.agent and not builtin:
@@ -164,7 +164,7 @@ def _tools(flags: Parsed) -> ToolSettings:
     )
 
 
-def _mcp_servers(flags: Parsed) -> tuple[McpServerConfig, ...]:
+def _mcp_servers(flags: ParsedFlags) -> tuple[McpServerConfig, ...]:
     """Return the MCP servers of the file and the flag; for each name, the file counts. Raises FlagError, ToolsError."""
     found: dict[str, McpServerConfig] = {}
     if path := flags.mcp_servers_config:
@@ -175,7 +175,7 @@ def _mcp_servers(flags: Parsed) -> tuple[McpServerConfig, ...]:
     return tuple(found.values())
 
 
-def _hang_timeout(flags: Parsed) -> float:
+def _hang_timeout(flags: ParsedFlags) -> float:
     seconds: float = flags.hang_timeout
     if not 0 <= seconds < math.inf:
         raise FlagError(f"--hang-timeout: expected seconds, 0 or more, got {seconds}")
@@ -187,7 +187,7 @@ def _names(given: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(listed(given)), key=str.encode))
 
 
-def _grammar(flags: Parsed) -> GrammarSource | None:
+def _grammar(flags: ParsedFlags) -> GrammarSource | None:
     """Return the grammar or JSON schema for all outputs. Raises FlagError."""
     given = [
         (name, value)
@@ -221,7 +221,7 @@ def _folder(flag: str, path: str | None) -> str | None:
     return path
 
 
-def run_serve(flags: Parsed) -> int:
+def run_serve(flags: ParsedFlags) -> int:
     """Serve until the process is asked to stop, and return the exit code. Raises LlamadoError."""
     # Objects created while a model loads live on: collecting garbage among them would take a tenth of the loading time.
     gc.disable()
@@ -231,7 +231,7 @@ def run_serve(flags: Parsed) -> int:
         gc.enable()
 
 
-def _run_serve(flags: Parsed) -> int:
+def _run_serve(flags: ParsedFlags) -> int:
     settings = serve_settings(flags)
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
@@ -273,7 +273,7 @@ def _run_serve(flags: Parsed) -> int:
         lab.close()
 
 
-def _check_lab(flags: Parsed, settings: Settings) -> None:
+def _check_lab(flags: ParsedFlags, settings: Settings) -> None:
     """Raise FlagError if the latency lab has no links, or if other machines could use it without a key."""
     if flags.lab is None:
         return

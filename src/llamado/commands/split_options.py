@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
 _MIN_TIMEOUT = 0.1  # seconds; with less, a busy worker would count as lost
@@ -32,7 +32,7 @@ def workers(given: list[str]) -> tuple[str, ...]:
     return tuple(endpoints)
 
 
-def split_options(flags: Parsed) -> SplitOptions | None:
+def split_options(flags: ParsedFlags) -> SplitOptions | None:
     """Return the options for splitting the model, or None if it stays on this machine. Raises FlagError."""
     given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
     # Invalid values are rejected even if they have no effect without workers.
@@ -75,7 +75,7 @@ def split_options(flags: Parsed) -> SplitOptions | None:
     )
 
 
-def draft_split(flags: Parsed) -> SplitOptions | None:
+def draft_split(flags: ParsedFlags) -> SplitOptions | None:
     """Return the options for splitting the draft model, or None if it stays on this machine. Raises FlagError."""
     devices = listed([flags.spec_draft_device or ""])
     split = split_options(flags)
@@ -134,7 +134,7 @@ def _gpu_layers(text: str) -> int | None:
     return n
 
 
-def _devices(flags: Parsed) -> tuple[str, ...]:
+def _devices(flags: ParsedFlags) -> tuple[str, ...]:
     given = listed([flags.device]) if flags.device is not None else []
     if flags.device is not None and not given:
         raise FlagError("-dev/--device: expected names of devices, comma-separated, got an empty text")
@@ -165,7 +165,7 @@ def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(overrides)
 
 
-def _local_weights(flags: Parsed) -> tuple[tuple[str, str], ...]:
+def _local_weights(flags: ParsedFlags) -> tuple[tuple[str, str], ...]:
     """Return overrides that keep experts, or dense feed-forward networks, on this machine."""
     patterns = [EXPERTS] if flags.cpu_moe else []
     for key, weights in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", NETWORKS)):

@@ -13,7 +13,7 @@ from typing import Any
 from llamado.client import AsyncLlamaServerClient, RequestFailed, seed_of
 from llamado.commands.options import read_file
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.terminal.text import print
 
 TOP = 5
@@ -105,8 +105,8 @@ class ComparedServer:
         prompt = await self.client.tokenize(request.prompt, add_special=True)
         response = await self.client.completion([*prompt, *before], n_predict=1, n_probs=TOP, temperature=0.0)
         places = response.get("completion_probabilities") or [{}]
-        found = places[0].get("top_logprobs") or []
-        return [{"token": p.get("token"), "id": p.get("id"), "logprob": p.get("logprob")} for p in found[:TOP]]
+        result = places[0].get("top_logprobs") or []
+        return [{"token": p.get("token"), "id": p.get("id"), "logprob": p.get("logprob")} for p in result[:TOP]]
 
 
 Side = tuple[ComparedServer, ServerAnswer]
@@ -114,8 +114,9 @@ Side = tuple[ComparedServer, ServerAnswer]
 
 def generated_prompts(count: int) -> list[str]:
     """Return `count` different prompts, the same ones on each call."""
-    made = [form.format(topic) for topic in _TOPICS for form in _FORMS]
-    return [f"{made[i % len(made)]}{'' if i < len(made) else f'({i // len(made) + 1}) '}" for i in range(count)]
+    prompts = [form.format(topic) for topic in _TOPICS for form in _FORMS]
+    n = len(prompts)
+    return [prompts[i % n] + (f"({i // n + 1}) " if i >= n else "") for i in range(count)]
 
 
 def differing_token(a: ServerAnswer, b: ServerAnswer) -> int:
@@ -184,19 +185,19 @@ def _differ(servers: Sequence[ComparedServer], name: str) -> bool:
 def _conflicts(servers: Sequence[ComparedServer]) -> list[str]:
     """Return differences that prevent equal answers."""
     hashes = {tuple(f["sha256"] for f in s.receipt["files"]) for s in servers if s.receipt.get("files")}
-    found = ["the model files differ"] if len(hashes) > 1 else []
-    return found + (["the sampler profiles differ"] if _differ(servers, "profile_id") else [])
+    result = ["the model files differ"] if len(hashes) > 1 else []
+    return result + (["the sampler profiles differ"] if _differ(servers, "profile_id") else [])
 
 
 def _notes(servers: Sequence[ComparedServer]) -> list[str]:
     """Return differences that can change answers, but need not."""
     names = {"build": "builds", "instruction_set": "instruction sets", "model": "model names"}
-    found = [f"the {what} differ" for name, what in names.items() if _differ(servers, name)]
+    result = [f"the {what} differ" for name, what in names.items() if _differ(servers, name)]
     plain = [server.url for server in servers if "profile_id" not in server.receipt]
-    return found + ([f"no receipts from {', '.join(plain)}: the model file is not compared"] if plain else [])
+    return result + ([f"no receipts from {', '.join(plain)}: the model file is not compared"] if plain else [])
 
 
-def run_verify(flags: Parsed, urls: Sequence[str]) -> int:
+def run_verify(flags: ParsedFlags, urls: Sequence[str]) -> int:
     """Compare servers and return the exit code: 0 all equal, 1 something differs. Raises FlagError, LlamadoError."""
     if len(urls) < 2:
         raise FlagError("verify: expected two or more URLs")
@@ -211,12 +212,12 @@ def run_verify(flags: Parsed, urls: Sequence[str]) -> int:
     else:
         texts = generated_prompts(flags.count)
     prompts = [VerifyRequest(i, text, flags.verify_tokens, flags.verify_temperature) for i, text in enumerate(texts)]
-    found = asyncio.run(_run(urls, prompts, flags.parallel, flags.verify_key))
+    result = asyncio.run(_run(urls, prompts, flags.parallel, flags.verify_key))
     if flags.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        _print(found)
-    return 0 if found["equal"] else 1
+        _print(result)
+    return 0 if result["equal"] else 1
 
 
 async def _run(urls: Sequence[str], prompts: Sequence[VerifyRequest], parallel: int, key: str | None) -> dict[str, Any]:
@@ -228,23 +229,23 @@ async def _run(urls: Sequence[str], prompts: Sequence[VerifyRequest], parallel: 
             raise CompareError(f"the servers cannot be compared: {error}") from None
 
 
-def _print(found: dict[str, Any]) -> None:
-    for server in found["servers"]:
+def _print(result: dict[str, Any]) -> None:
+    for server in result["servers"]:
         receipt = server["receipt"]
         files = ", ".join(f"{f['name']} {(f['sha256'] or 'gone')[:12]}" for f in receipt.get("files", ()))
         more = f"{files or receipt.get('path') or ''} {receipt.get('instruction_set') or ''}".strip()
         profile = f", profile {receipt['profile_id']}" if "profile_id" in receipt else ""
         print(f"{server['url']}: {receipt.get('build')}, {more}{profile}")
-    for note in (*found["conflicts"], *found["notes"]):
+    for note in (*result["conflicts"], *result["notes"]):
         print(f"note: {note}")
-    for difference in found["differences"]:
+    for difference in result["differences"]:
         print(f"\nprompt {difference['number']} (seed {difference['seed']}): token {difference['token']} differs")
         for side in difference["sides"]:
             top = ", ".join(f"{p['token']!r} {p['logprob']:.4f}" for p in side["top"] if p["logprob"] is not None)
             again = "" if side["repeats_itself"] else "; its answer differs again when idle"
             print(f"  {side['url']}: {side['token']} of {top}{again}")
-    n, bad = found["prompts"], found["different_answers"]
-    if found["equal"]:
-        print(f"{n} prompts, {found['parallel']} at once: all answers equal, byte by byte")
+    n, bad = result["prompts"], result["different_answers"]
+    if result["equal"]:
+        print(f"{n} prompts, {result['parallel']} at once: all answers equal, byte by byte")
     else:
-        print(f"\n{n} prompts, {found['parallel']} at once: {bad} answer(s) differ", file=sys.stdout)
+        print(f"\n{n} prompts, {result['parallel']} at once: {bad} answer(s) differ", file=sys.stdout)

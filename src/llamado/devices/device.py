@@ -192,7 +192,7 @@ class Device(Protocol):
         """
 
     @property
-    def pulse(self) -> float | None:
+    def heartbeat_seconds(self) -> float | None:
         """Seconds that its latest heartbeat took; None if there are no heartbeats."""
 
     # --- the stream ---
@@ -203,7 +203,7 @@ class Device(Protocol):
         Free the returned buffers to release it.
         """
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Announce weights that `load` will get soon, perhaps in several calls, so that slow preparation can begin."""
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
@@ -239,7 +239,7 @@ class Device(Protocol):
         """Copy the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
 
     @property
-    def own_weights(self) -> int:
+    def local_weight_bytes(self) -> int:
         """Bytes of weights that it loaded from files of its own machine, so that they were not sent."""
 
     @property
@@ -262,13 +262,13 @@ class Device(Protocol):
     """Called before the working memory of graphs grows to that many bytes; raises `DeviceError` to refuse."""
 
     @property
-    def working(self) -> int:
+    def working_bytes(self) -> int:
         """Bytes of working memory that the prepared graphs need: their activations, one graph at a time."""
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drop these graphs and the working memory that only they used."""
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Return working memory to the OS until the next graph runs."""
 
     def abandon(self) -> None:

@@ -36,7 +36,7 @@ from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
@@ -45,7 +45,7 @@ from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.slot_io import Job, SlotHold
-from llamado.engine.scheduler.slots import Slot, choose_slot
+from llamado.engine.scheduler.slots import Slot, Task, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
 from llamado.models.memory import Span
@@ -57,7 +57,7 @@ _LOOK_AGAIN = 0.05
 # most seconds by which the lengths of answers in a snapshot lag behind
 _SHOW_AGAIN = 0.1
 _OPTIONS = EngineOptions()
-_MOST_ON_TRUST = 16
+_MOST_SPECULATIVE = 16
 """Most batches in flight while windows of draft tokens are sent behind them."""
 
 
@@ -118,7 +118,7 @@ class Engine:
         self.n_ctx = n_ctx
         self._forward = forward
         self._tokenizer = tokenizer
-        self._top_rows = top_rows
+        self._sampler_setup = SamplerSetup(forward.n_vocab, tokenizer.eog, tokenizer, top_rows)
         self._leaves_core = not options.leaves_core
         self._similarity = options.slot_prompt_similarity
         self._lora = DefaultScales() if scales is None else scales
@@ -150,44 +150,43 @@ class Engine:
     # -- called from any thread --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         """Queue a request; return its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
         Failure, while the step after theirs is computed, if there is one. The snapshot includes the end by then.
-        `taken` may wait, a moment at most, until the emitted events are handled: it is called after them, once a step,
-        while other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events
-        then have this thread's core, and take none from a
-        thread in the middle of its work, for which all others would wait.
+        `flush` may wait, a moment at most, until the emitted events are handled. If the forward pass uses all cores, it
+        is called after the events, once a step, while other threads compute and do this thread's share. Receivers of
+        events then have this thread's core, and take none from a thread in the middle of its work, for which all others
+        would wait.
 
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
+        params = request.params
         request.validate()
         self._queue.check()
         if len(request.prompt) >= self.n_ctx:
             raise ContextExceeded(len(request.prompt), self.n_ctx)
         if min(request.prompt) < 0 or max(request.prompt) >= self._forward.n_vocab:
             raise InvalidRequest("Prompt contains invalid tokens")
-        if request.id_slot >= len(self._slots):
-            raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
-        scales = self._lora.for_prompt(request.lora, request.prompt)
-        seed = request.sampling.seed
+        if params.id_slot >= len(self._slots):
+            raise InvalidRequest(f"Invalid slot ID {params.id_slot}: there are {len(self._slots)} slots")
+        scales = self._lora.for_prompt(params.lora, request.prompt)
+        seed = params.sampling.seed
         if seed is None or seed == RANDOM_SEED:
             seed = secrets.randbits(32)
         sampler = Sampler(
-            request.sampling,
+            params.sampling,
+            self._sampler_setup,
             seed=seed_key(seed),
-            n_vocab=self._forward.n_vocab,
-            eog=self._tokenizer.eog,
-            top_rows=self._top_rows,
-            vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
             processor=request.processor,
-            weights=bool(request.n_probs and request.post_sampling_probs),
+            weights=bool(params.n_probs and params.post_sampling_probs),
         )
         sampler.start(request.prompt)
-        task = self._queue.add(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
+        task = Task(request, emit, flush, sampler=sampler, seed=seed, scales=scales)
+        self._queue.add(task)
         return task.id
 
     @property
@@ -250,14 +249,14 @@ class Engine:
         Answers continue at their last token. Raises the error of `work`, Unavailable or EngineClosed.
         """
 
-        def rest() -> None:
-            self._busy_since = None  # it may take long, and is no hang
+        def run() -> None:
+            self._busy_since = None  # `work` may take long, which is no hang
             if forget:
                 self._forget_cells()
             self._prepared = False
             work()
 
-        self._calls.call(rest)
+        self._calls.call(run)
 
     def cancel(self, task_id: int) -> None:
         """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
@@ -410,7 +409,7 @@ class Engine:
 
     def _has_time(self) -> bool:
         """Return True if more may be drafted until the next batch is done."""
-        drafting = self._drafts is not None and len(self._in_flight) < _MOST_ON_TRUST
+        drafting = self._drafts is not None and len(self._in_flight) < _MOST_SPECULATIVE
         return drafting and not self._in_flight[0].rows.done()
 
     def _get_ready(self, flight: _InFlightBatch) -> None:
@@ -443,15 +442,8 @@ class Engine:
                 self._sequence_cache.drop(slot)
                 slot_task.future.set_result(n_erased)
                 continue
-            job = Job(
-                slot_task,
-                SlotHold(slot, self._forward, self._sequence_cache, self._queue),
-                self._calls,
-                self._forward.cell_kind,
-                n_ctx=self.n_ctx,
-                n_vocab=self._forward.n_vocab,
-                n_adapters=self._lora.n_adapters,
-            )
+            held = SlotHold(slot, self._forward, self._sequence_cache, self._queue)
+            job = Job(slot_task, held, self._calls, self._lora.n_adapters)
             self._jobs = [*(job for job in self._jobs if job.is_alive()), job]
             job.start()
         return changed
@@ -464,7 +456,7 @@ class Engine:
         self._stats.batch_tokens.add(tokens.size)
         began = time.perf_counter()
         for _, task, handle, *_ in shares:
-            if task.request.return_progress and not task.generated and handle.used == task.n_cached:
+            if task.params.return_progress and not task.generated and handle.used == task.n_cached:
                 # nothing is computed yet: report the cached part of the prompt
                 task.queue_progress(handle.used, began)
         features = None
@@ -496,7 +488,7 @@ class Engine:
                 task.n_processed += n
                 if slot.handle is handle:
                     self._output_processor.note_prompt(task, share.end - n, rows[share.prompt_rows])
-                if task.request.return_progress:
+                if task.params.return_progress:
                     task.queue_progress(handle.used, now)
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []

@@ -386,7 +386,7 @@ def _engine(
 
     jit = compiler_of(here)
     top_rows = TopRows(jit)
-    jit.rest()
+    jit.release_compiler_pages()
     fitted = replace(
         options,
         n_ctx=n_ctx * (1 if options.unified else options.n_slots),

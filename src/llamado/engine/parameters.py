@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams
 from llamado.engine.sampling.params import Sampling
 
 INT32_MAX = 2**31 - 1
@@ -21,7 +21,7 @@ INT64_MAX = 2**63 - 1
 FLOAT32_MAX = 3.4028234663852886e38
 
 _SAMPLING = frozenset(f.name for f in dataclasses.fields(Sampling))
-_REQUEST = frozenset(f.name for f in dataclasses.fields(Request))
+_PARAMS = frozenset(f.name for f in dataclasses.fields(GenerationParams))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +60,15 @@ class Parameter:
 
     @property
     def of(self) -> str:
-        """The record that holds it: sampling, request (the engine's), or server."""
-        return "sampling" if self.name in _SAMPLING else "request" if self.name in _REQUEST else "server"
+        """The record that holds it: sampling, request (the other GenerationParams), or server."""
+        return "sampling" if self.name in _SAMPLING else "request" if self.name in _PARAMS else "server"
 
     @property
     def default(self) -> Any:
         """The default value; None if the server decides."""
         if self.of == "server":
             return _SERVER_DEFAULTS.get(self.name)
-        return getattr(Sampling() if self.of == "sampling" else Request(prompt=[]), self.name)
+        return getattr(Sampling() if self.of == "sampling" else GenerationParams(), self.name)
 
 
 _SERVER_DEFAULTS = {"stream": False, "n": 1, "sse_ping_interval": 30, "verbose": False, "echo": False, "receipt": False}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # `--help` imports this module, without numpy
     TokenArray = NDArray[np.intc]
     Logits = NDArray[np.float32]
     LogitsProcessor = Callable[[TokenArray, Logits], Logits]
+    """Gets the sequence so far and a copy of its next token's logits."""
 
 __all__ = [
     "ContextExceeded",
@@ -36,6 +37,7 @@ __all__ = [
     "EngineSnapshot",
     "Event",
     "Failure",
+    "GenerationParams",
     "InvalidRequest",
     "Progress",
     "Request",
@@ -50,18 +52,16 @@ __all__ = [
 ]
 
 StopType = Literal["none", "eos", "limit", "word"]
-"""Gets the sequence so far and a copy of its next token's logits."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """One prompt to continue."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """Parameters of a generation, without its prompt. All APIs and the engine share them."""
 
-    prompt: list[int]
     n_predict: int = -1
     """Most tokens to generate; -1: until the context is full; 0: only evaluate the prompt into the cache."""
     sampling: Sampling = field(default_factory=Sampling)
-    stop: list[str] = field(default_factory=list)
+    stop: Sequence[str] = ()
     n_keep: int = 0
     """Prompt tokens that stay when a full context is shifted, besides a beginning token; -1: all of them."""
     n_discard: int = 0
@@ -84,10 +84,25 @@ class Request:
     """Write special tokens as text (llama-server's `--special`)."""
     preserved: frozenset[int] = frozenset()
     """Special tokens that are always written as text: those that a parser of the answer needs."""
-    constraint: Constraint | None = None
-    """The constraint of the answer's tokens."""
     lora: Mapping[int, float] = field(default_factory=dict)
     """Scales of LoRA adapters by number, 0 for the others; empty: the engine's default scales."""
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for limits out of range."""
+        for name, low in (("n_predict", -1), ("n_keep", -1), ("n_discard", 0), ("n_probs", 0), ("n_indent", 0)):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"{name} must be {low} or more, not {getattr(self, name)}")
+        self.sampling.validate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to continue."""
+
+    prompt: list[int]
+    params: GenerationParams = field(default_factory=GenerationParams)
+    constraint: Constraint | None = None
+    """The constraint of the answer's tokens."""
     processor: LogitsProcessor | None = None
     """Return the logits that a token is drawn from, given the model's logits. All hooks run on the engine's thread,
     which does nothing else meanwhile. A hook that raises ends its own request only."""
@@ -95,19 +110,18 @@ class Request:
     """End the answer before a token if it returns True for the tokens so far and the logits of the next one."""
     on_prompt_row: Callable[[int, Logits], None] | None = None
     """Called with the position of each evaluated prompt token but the last, and the logits after it."""
+    tag: object = None
+    """A record of the caller's, which results and snapshots return with the request."""
 
     def validate(self) -> None:
-        """Raise InvalidRequest for limits out of range."""
+        """Raise InvalidRequest for an empty prompt or limits out of range."""
         if not self.prompt:
             raise InvalidRequest("the prompt has no tokens")
-        for name, low in (("n_predict", -1), ("n_keep", -1), ("n_discard", 0), ("n_probs", 0), ("n_indent", 0)):
-            if getattr(self, name) < low:
-                raise InvalidRequest(f"{name} must be {low} or more, not {getattr(self, name)}")
-        self.sampling.validate()
+        self.params.validate()
 
 
 _SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(Sampling))
-_REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(Request)) - {"prompt", "sampling"}
+_PARAMS_FIELDS = frozenset(f.name for f in dataclasses.fields(GenerationParams)) - {"sampling"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +135,13 @@ class Defaults:
     stop: tuple[str, ...] = ()
     special: bool = False
 
-    def request(self, prompt: Sequence[int], **fields: object) -> Request:
-        """Return a validated request; `fields` are names of Request or of Sampling, None meaning "not given".
+    def params(self, **fields: object) -> GenerationParams:
+        """Return validated parameters; `fields` are names of GenerationParams or of Sampling, None meaning "not given".
 
         A `n_predict` of -1 falls back to the default's. Raises InvalidRequest for an unknown name or a bad value.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        unknown = given.keys() - _SAMPLING_FIELDS - _REQUEST_FIELDS
+        unknown = given.keys() - _SAMPLING_FIELDS - _PARAMS_FIELDS
         if unknown:
             raise InvalidRequest(f"unknown field {min(unknown)!r}")
         samplers = given.get("samplers")
@@ -146,8 +160,30 @@ class Defaults:
             "stop": list(self.stop),
             "special": self.special,
         }
-        own |= {name: value for name, value in given.items() if name in _REQUEST_FIELDS}
-        request = Request(prompt=list(prompt), sampling=sampling, **own)  # type: ignore[arg-type]
+        own |= {name: value for name, value in given.items() if name in _PARAMS_FIELDS}
+        params = GenerationParams(sampling=sampling, **own)  # type: ignore[arg-type]
+        params.validate()
+        return params
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        *,
+        constraint: Constraint | None = None,
+        processor: LogitsProcessor | None = None,
+        until: Callable[[TokenArray, Logits], bool] | None = None,
+        on_prompt_row: Callable[[int, Logits], None] | None = None,
+        **fields: object,
+    ) -> Request:
+        """Return a validated request; `fields`: see `params`. Raises InvalidRequest."""
+        request = Request(
+            prompt=list(prompt),
+            params=self.params(**fields),
+            constraint=constraint,
+            processor=processor,
+            until=until,
+            on_prompt_row=on_prompt_row,
+        )
         request.validate()
         return request
 

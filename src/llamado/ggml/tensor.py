@@ -5,6 +5,7 @@ Shapes (`ne`) and strides (`nb`) have four dimensions, the fastest first, as in 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from llamado.ggml.ops import VIEW_OPS, Op
@@ -34,6 +35,7 @@ def contiguous_layout(type: TensorType, ne: Shape) -> tuple[Shape, Shape]:
     return ne, contiguous_strides(type, ne)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tensor:
     """A typed, strided array and the operation that computes it (`Op.NONE` for data: weights, inputs, caches).
 
@@ -43,45 +45,18 @@ class Tensor:
     runs the graph allocates them. Tensors compare by identity.
     """
 
-    __slots__ = (
-        "buffer",
-        "flags",
-        "name",
-        "nb",
-        "ne",
-        "offset",
-        "op",
-        "op_params",
-        "src",
-        "type",
-        "view_offs",
-        "view_src",
-    )
-
-    def __init__(
-        self,
-        type: TensorType,
-        ne: Shape,
-        nb: Shape,
-        op: Op = Op.NONE,
-        src: tuple[Tensor | None, ...] = (),
-        op_params: bytes = NO_PARAMS,
-        view_src: Tensor | None = None,
-        view_offs: int = 0,
-        name: str = "",
-    ) -> None:
-        self.type = type
-        self.ne = ne
-        self.nb = nb
-        self.op = op
-        self.src = src
-        self.op_params = op_params
-        self.view_src = view_src
-        self.view_offs = view_offs
-        self.name = name
-        self.flags = 0
-        self.buffer: object | None = None
-        self.offset = 0
+    type: TensorType
+    ne: Shape
+    nb: Shape
+    op: Op = Op.NONE
+    src: tuple[Tensor | None, ...] = ()
+    op_params: bytes = NO_PARAMS
+    view_src: Tensor | None = None
+    view_offs: int = 0
+    name: str = ""
+    flags: int = field(default=0, init=False)
+    buffer: object | None = field(default=None, init=False)
+    offset: int = field(default=0, init=False)
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name or '?'} {self.op.name} {self.type.name}{list(self.ne)}>"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.output import EngineVocabulary
@@ -122,10 +122,8 @@ class Evaluation:
         assert sampling.seed is not None
         sampler = Sampler(
             sampling,
+            SamplerSetup(self._n_vocab, vocabulary.eog, vocabulary),
             seed=seed_key(sampling.seed),
-            n_vocab=self._n_vocab,
-            eog=vocabulary.eog,
-            vocabulary=vocabulary,
             matcher=None if grammar is None else self._matcher(*grammar, tokens.size),
             processor=process,
             weights=False,

@@ -427,7 +427,7 @@ class Llama:
         if fields["seed"] is None:
             fields["seed"] = secrets.randbits(32)
         limit = None if grammar is None else (grammar, self._compiler().compile(grammar.source).start)
-        settings = self._model.defaults.request([0], **fields).sampling
+        settings = self._model.defaults.params(**fields).sampling
         return evaluation.sample(settings, self._model.tokenizer, hooks.process, limit, idx)
 
     def _evaluation(self) -> Evaluation:

@@ -190,7 +190,7 @@ class Model(ABC):
         if shape.n_kv > memory.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
         means = self.scores_from_mean and shape.output is Output.SCORES
-        step = Pass(self.hparams, shape, memory, self.adapters, every_row=means or bool(shape.features))
+        step = Pass(self.hparams, shape, memory, self.adapters, last=-1 if means or shape.features else None)
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
         between: list[Tensor] = []

@@ -47,6 +47,7 @@ from llamado.models.inputs import (
     StateRows,
     TextShares,
     TokenIds,
+    WindowView,
 )
 from llamado.models.memory import LayerCache, Memory
 
@@ -86,8 +87,8 @@ class LongRopeFactors(NamedTuple):
 class Pass:
     """A forward pass under construction: its graph, and its inputs, each created on first use.
 
-    `last` is the layer whose output rows give logits, if it is not the model's last. `cached` are layers that only
-    write their memory. With `every_row` all rows go through the last layer, because the output needs all tokens.
+    `last` is the layer after which only output rows continue: None for the model's last layer, -1 if the output needs
+    all rows. `cached` are layers that only write their memory.
     """
 
     __slots__ = ("_adapters", "_cached", "_common", "_hparams", "_last", "_memory", "graph", "shape")
@@ -99,7 +100,6 @@ class Pass:
         memory: Memory,
         adapters: Sequence[Adapter] = (),
         *,
-        every_row: bool = False,
         last: int | None = None,
         cached: Collection[int] = (),
     ) -> None:
@@ -109,8 +109,7 @@ class Pass:
         self._common: dict[str, Tensor] = {}
         self._memory = memory
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
-        # After this layer only the output rows continue.
-        self._last = -1 if every_row else hparams.n_layer - 1 if last is None else last
+        self._last = hparams.n_layer - 1 if last is None else last
         self._cached = cached
 
     @property
@@ -164,9 +163,7 @@ class Pass:
                 self._n_rows_read(layer_cache),
                 self.shape.n_tokens,
                 layer_cache.number,
-                layer_cache.window,
-                chunked=layer_cache.chunked,
-                symmetric=layer_cache.symmetric,
+                WindowView(layer_cache.window, layer_cache.chunked, layer_cache.symmetric),
                 distances=distances,
             )
         )

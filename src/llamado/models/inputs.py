@@ -208,12 +208,24 @@ class _MaskContents(NamedTuple):
     rows: list[list[_Interval]]
 
 
+class WindowView(NamedTuple):
+    """The part of its sequence that a token sees."""
+
+    window: int = 0
+    """Most rows, ending at the token's own; 0: all."""
+    chunked: bool = False
+    """True: the rows from the last multiple of `window` tokens on instead."""
+    symmetric: bool = False
+    """True: half the window to each side instead."""
+
+
+WHOLE = WindowView()
+
+
 class Mask(Input):
     """F16 [n_kv, n_tokens]: 0 where a token (row) sees a memory row, minus infinity elsewhere.
 
-    `window` is the number of rows a token sees at most, ending at its own (0: all from its first to its last). With
-    `chunked` it sees the rows from the last multiple of `window` tokens on instead; with `symmetric`, half the window
-    to each side. With `distances`, visible cells hold minus the distance to the token's own row (ALiBi).
+    With `distances`, visible cells hold minus the distance to the token's own row instead (ALiBi).
     """
 
     def __init__(
@@ -222,15 +234,13 @@ class Mask(Input):
         n_kv: int,
         n_tokens: int,
         part: int = 0,
-        window: int = 0,
+        view: WindowView = WHOLE,
         *,
-        chunked: bool = False,
-        symmetric: bool = False,
         distances: bool = False,
     ) -> None:
         super().__init__(name, TensorType.F16, n_kv, n_tokens)
-        self._part, self._window, self._distances = part, window, distances
-        self._chunked, self._symmetric = chunked, symmetric
+        self._part, self._distances = part, distances
+        self._window, self._chunked, self._symmetric = view
 
     def fill(self, batch: Batch) -> Bytes:
         whole = np.empty(2 * self.ne[0] * self.ne[1], np.uint8)

@@ -94,26 +94,25 @@ class Weights:
 
 
 class RoleWeights:
-    """Tensors of a file for one part of a model."""
+    """Tensors of a file for one part of a model. `experts`: the number of experts, and of those that a token uses."""
 
     def __init__(
         self,
         weights: Weights,
         part: ModelPart,
         layer: int = -1,
-        n_experts: int = 1,
-        n_used: int = 1,
+        experts: tuple[int, int] = (1, 1),
         stack: str = "blk",
         block: int | None = None,
     ) -> None:
         self._weights = weights
         self._part, self._layer, self._stack, self._block = part, layer, stack, block
-        self._experts = n_experts, n_used
+        self._experts = experts
         self._prefix = f"{stack}.{layer if block is None else block}." if part is ModelPart.LAYER else ""
 
     def experts(self, n: int, n_used: int) -> RoleWeights:
         """Return the weights that stack `n` experts, of which a token uses `n_used`."""
-        return RoleWeights(self._weights, self._part, self._layer, n, n_used, self._stack, self._block)
+        return RoleWeights(self._weights, self._part, self._layer, (n, n_used), self._stack, self._block)
 
     def _role(self, name: str) -> Role:
         return Role(self._part, self._prefix + name, self._layer, *self._experts)

@@ -21,7 +21,7 @@ from llamado.http.answer import json_response
 from llamado.http.errors import not_found
 
 BUILT = Path(__file__).parent / "built"
-START = ("/", "/index.html")
+START_PATHS = ("/", "/index.html")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -50,7 +50,7 @@ _POLICY = "; ".join(
         "trusted-types llamado",
     )
 )
-_SAFE = {
+_SECURITY_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -58,22 +58,22 @@ _SAFE = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 # Ollama clients, which accept JSON, request / to check that a server runs.
-_WANTED = ("text/", "*/*")
-_PACKED_FROM = 1024  # bytes; smaller files are sent uncompressed
+_PAGE_TYPES = ("text/", "*/*")
+_MIN_GZIP_BYTES = 1024  # bytes; smaller files are sent uncompressed
 
 
 @cache
 def page_paths() -> frozenset[str]:
     """Return the URL paths of the page's files."""
     files = [path for path in BUILT.rglob("*") if path.suffix in _TYPES]
-    return frozenset(START) | {"/" + path.relative_to(BUILT).as_posix() for path in files}
+    return frozenset(START_PATHS) | {"/" + path.relative_to(BUILT).as_posix() for path in files}
 
 
 @cache
-def _file(path: str) -> tuple[bytes, bytes, str]:
+def load_file(path: str) -> tuple[bytes, bytes, str]:
     """Return a file's bytes, the same compressed by gzip, and its ETag."""
     content = (BUILT / path.lstrip("/")).read_bytes()
-    packed = gzip.compress(content, 9, mtime=0) if len(content) >= _PACKED_FROM else content
+    packed = gzip.compress(content, 9, mtime=0) if len(content) >= _MIN_GZIP_BYTES else content
     return content, packed, f'"{blake2b(content, digest_size=12).hexdigest()}"'
 
 
@@ -82,25 +82,25 @@ async def page_response(path: str, headers: Mapping[str, str]) -> Response:
 
     A file is read and compressed once, in a thread: the PDF reader takes longer than `/health` may wait.
     """
-    if path == "/" and not any(kind in headers.get("accept", "*/*") for kind in _WANTED):
+    if path == "/" and not any(kind in headers.get("accept", "*/*") for kind in _PAGE_TYPES):
         return Response("Ollama is running", headers={"Vary": "Accept"}, media_type="text/plain")
     path = "/index.html" if path == "/" else path
-    content, packed, tag = await asyncio.to_thread(_file, path)
-    lasting = path.startswith("/assets/")
-    said = {
-        **_SAFE,
+    content, packed, tag = await asyncio.to_thread(load_file, path)
+    is_immutable = path.startswith("/assets/")
+    response_headers = {
+        **_SECURITY_HEADERS,
         "ETag": tag,
-        "Cache-Control": "public, max-age=31536000, immutable" if lasting else "no-cache",
+        "Cache-Control": "public, max-age=31536000, immutable" if is_immutable else "no-cache",
         "Vary": "Accept, Accept-Encoding",
     }
     if headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=said)
+        return Response(status_code=304, headers=response_headers)
     if packed is not content and "gzip" in headers.get("accept-encoding", ""):
-        said["Content-Encoding"], content = "gzip", packed
-    return Response(content, headers=said, media_type=_TYPES[Path(path).suffix])
+        response_headers["Content-Encoding"], content = "gzip", packed
+    return Response(content, headers=response_headers, media_type=_TYPES[Path(path).suffix])
 
 
-async def _answer(request: Request) -> Response:
+async def _serve(request: Request) -> Response:
     path = request.scope["path"]
     if path not in page_paths():
         return json_response(not_found().body, 404)
@@ -110,4 +110,4 @@ async def _answer(request: Request) -> Response:
 def page_routes() -> list[Route]:
     """Return the page's routes for a Starlette application."""
     other = sorted(path for path in page_paths() if not path.startswith("/assets/"))
-    return [Route(path, _answer) for path in [*other, "/assets/{file}"]]
+    return [Route(path, _serve) for path in [*other, "/assets/{file}"]]

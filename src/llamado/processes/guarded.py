@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from llamado.installation import python_command
 from llamado.processes import reaper, watchdog
@@ -101,6 +101,17 @@ class Watchdog:
             process.wait()
 
 
+class Streams(NamedTuple):
+    """Standard streams of a process, as for Popen."""
+
+    stdin: int = subprocess.DEVNULL
+    stdout: int = subprocess.DEVNULL
+    stderr: int = subprocess.DEVNULL
+
+
+_NO_STREAMS = Streams()
+
+
 class GuardedGroup:
     """A process in its own session, together with its descendants.
 
@@ -119,9 +130,7 @@ class GuardedGroup:
         *,
         ended: Callable[[int], None],
         cwd: str | None = None,
-        stdin: int = subprocess.DEVNULL,
-        stdout: int = subprocess.DEVNULL,
-        stderr: int = subprocess.DEVNULL,
+        streams: Streams = _NO_STREAMS,
     ) -> None:
         """Start it. Raises OSError and ValueError."""
         self._guard = guard
@@ -134,9 +143,9 @@ class GuardedGroup:
             command,
             env=dict(environment) | {watchdog.VARIABLE: guard.cookie, watchdog.OWN_VARIABLE: self._mark},
             cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            stdin=streams.stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
             start_new_session=True,
         )
         guard.watch(self.pid)
@@ -220,7 +229,7 @@ class PipedProcess(GuardedGroup):
         if self._has_reaper:
             _check_program(command[0], environment, cwd)
             command = python_command("-I", "-S", reaper.__file__, *command)
-        super().__init__(command, environment, guard, ended=ended, cwd=cwd, stdin=pipe, stdout=pipe, stderr=stderr)
+        super().__init__(command, environment, guard, ended=ended, cwd=cwd, streams=Streams(pipe, pipe, stderr))
 
     def signal(self, sig: int) -> None:
         if sig != signal.SIGKILL or not self._has_reaper:
@@ -279,7 +288,8 @@ class GuardedProcess(GuardedGroup):
         """Start it. Raises OSError and ValueError."""
         self._said = said
         self.last_lines: deque[str] = deque(maxlen=20)
-        super().__init__(command, environment, guard, ended=ended, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        streams = Streams(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        super().__init__(command, environment, guard, ended=ended, streams=streams)
 
     def _begin(self) -> None:
         output = self._process.stdout

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources import stored
 from llamado.gguf.sources.catalog import CATALOG, LARGE
@@ -151,13 +151,13 @@ class _Entry:
     hidden: bool = False
 
 
-def load(flags: Parsed, others: Iterable[RoutedModel] = ()) -> Catalog:
+def load(flags: ParsedFlags, others: Iterable[RoutedModel] = ()) -> Catalog:
     """Return the models selected by the flags, together with `others`. Raises FlagError, CatalogError, PresetError."""
     models = [*others, *(_finish(entry) for entry in _entries(flags))]
     return Catalog(sorted(models, key=lambda model: model.name))
 
 
-def _entries(flags: Parsed) -> list[_Entry]:
+def _entries(flags: ParsedFlags) -> list[_Entry]:
     named = bool(flags.model)
     # Naming models (or a config.yaml) selects those only, not everything in the caches.
     cached = {} if named or flags.llama_swap else cached_models()
@@ -209,7 +209,7 @@ def _hide_duplicates(entries: dict[str, _Entry], cached: Mapping[str, Options]) 
             entries[name].hidden = True
 
 
-def _command_line(flags: Parsed) -> list[_Entry]:
+def _command_line(flags: ParsedFlags) -> list[_Entry]:
     """`-m A -m B --alias name=A`: assign each alias to the file it names, or to the only file."""
     specs: list[str] = flags.model or []
     aliases: dict[str, list[str]] = {spec: [] for spec in specs}

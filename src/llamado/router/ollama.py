@@ -30,7 +30,7 @@ from llamado.server.api.ollama.formats import LINES, line, now
 from llamado.server.generate.json_values import flag
 from llamado.server.model_facts import ModelFacts, read_facts
 from llamado.text.dialects import thinks
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 
 _HUBS = ("hf.co/", "huggingface.co/")
 
@@ -225,7 +225,7 @@ def _shown(name: str, model: RoutedModel, everything: bool) -> dict[str, Any]:
     if facts is None:
         facts = ModelFacts(path=model.path)
     can = ["embedding"] if facts.embeds else ["completion", "tools"]
-    if facts.template and thinks(ChatTemplate(facts.template, bos="", eos="")):
+    if facts.template and thinks(ChatTemplate(facts.template, EndTokens("", ""))):
         can.append("thinking")
     if not facts.embeds and "tokenizer.ggml.fim_pre_token_id" in facts.info:
         can.append("insert")

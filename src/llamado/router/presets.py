@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, Flag, Kind, Parsed
+from llamado.flags import FLAGS, Flag, Kind, ParsedFlags
 from llamado.processes.secret_values import child_environment, secret
 
 log = logging.getLogger("llamado.router")
@@ -90,7 +90,7 @@ def secrets(options: Options) -> dict[str, str]:
     return found
 
 
-def command_line(flags: Parsed) -> Options:
+def command_line(flags: ParsedFlags) -> Options:
     """Return the router's flags that its models inherit, except those they get from the environment."""
     options: Options = {}
     for key in flags.given - CONTROLLED - WHICH:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import FrameType
 
 from llamado.devices.limits import memory
-from llamado.flags import Parsed, memory_size
+from llamado.flags import ParsedFlags, memory_size
 from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
@@ -56,18 +56,18 @@ class RouterServer(GracefulServer):
             logging.getLogger("llamado").removeHandler(router.log_tail)
 
 
-def _swap_config(flags: Parsed) -> SwapConfig | None:
+def _swap_config(flags: ParsedFlags) -> SwapConfig | None:
     """Return llama-swap's configuration if the flags name a file. Raises SwapConfigError."""
     return read_swap_config(flags.llama_swap) if flags.llama_swap else None
 
 
-def _catalog(flags: Parsed) -> Catalog:
+def _catalog(flags: ParsedFlags) -> Catalog:
     """Return the models selected by all flags. Raises FlagError, CatalogError, PresetError, SwapConfigError."""
     config = _swap_config(flags)
     return catalogs.load(flags, config.models if config else ())
 
 
-def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda model: 0) -> RouterServer:
+def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda model: 0) -> RouterServer:
     """Return a server that is ready to run. `need_of`: returns the bytes of memory a model needs, 0 if unknown.
 
     Raises FlagError, CatalogError, PresetError, SwapConfigError if the models cannot be listed.
@@ -140,14 +140,14 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
     return server
 
 
-def _memory_limit(flags: Parsed) -> int:
+def _memory_limit(flags: ParsedFlags) -> int:
     """Return the bytes of memory for all models together; 0: no limit. Raises FlagError."""
     if flags.models_memory is None:
         return memory().total
     return 0 if flags.models_memory.strip() == "0" else memory_size(flags.models_memory, "--models-memory")
 
 
-def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket], need_of: NeedOf) -> int:
+def serve_router(settings: Settings, flags: ParsedFlags, sockets: list[socket.socket], need_of: NeedOf) -> int:
     """Serve many models until a signal arrives; return the exit code. Raises as `make_server` does."""
     server = make_server(settings, flags, need_of)
     for note in settings.notes:

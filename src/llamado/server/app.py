@@ -24,7 +24,7 @@ from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
-from llamado.page.files import START, page_paths, page_routes
+from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
 from llamado.server.api.cluster.lab_routes import lab_router
@@ -84,8 +84,8 @@ class ServerApp:
         switches = state.switches
         wanted = switches.predict
         self._probes = HEALTH if wanted is None else HEALTH | {wanted.health}
-        self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
-        public = HEALTH | MEMBER_PATHS | frozenset(START) | self._page
+        self._page = frozenset(START_PATHS if switches.static_path else page_paths() if switches.page else ())
+        public = HEALTH | MEMBER_PATHS | frozenset(START_PATHS) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
         self.access = Access(
             self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready

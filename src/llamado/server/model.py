@@ -25,7 +25,7 @@ class ServedEngine(Protocol):
     """The engine of a served model. Methods may be called from any thread and return at once."""
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int: ...
 
     def cancel(self, task_id: int) -> None: ...
@@ -57,13 +57,31 @@ class ServedCluster(Protocol):
         """Remove a worker; blocks for long."""
 
 
+@dataclass(frozen=True)
+class LabLink:
+    """A link of the latency lab, as `/lab` returns it."""
+
+    endpoint: str
+    worker: str
+    """Address of the worker behind the link."""
+    latency_ms: float
+    jitter_ms: float
+    bandwidth: float | None
+    """Bits per second; None for no limit."""
+    own: bool
+    """The worker can be killed."""
+    running: bool
+    watched: bool
+    """`llamado up` started the worker, and restarts it."""
+
+
 class ServedLab(Protocol):
     """The latency lab: links with simulated delays, and workers to kill. Methods may be called from any thread.
 
     They raise a LlamadoError for an endpoint outside of the lab.
     """
 
-    def view(self) -> list[dict[str, object]]:
+    def view(self) -> Sequence[LabLink]:
         """Return the links; returns at once."""
 
     def link_to(self, worker: str) -> str:

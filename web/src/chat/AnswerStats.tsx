@@ -1,8 +1,5 @@
+import { formatSeconds } from "../ui/format";
 import type { Stats } from "./tree";
-
-function duration(ms: number): string {
-  return ms >= 1000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms)} ms`;
-}
 
 /** Statistics of an answer: speed, tokens, time to first token, cache and drafts. */
 export function AnswerStats({ stats, isStreaming = false }: { stats: Stats; isStreaming?: boolean }) {
@@ -13,7 +10,7 @@ export function AnswerStats({ stats, isStreaming = false }: { stats: Stats; isSt
         <b>{tokensPerSecond.toFixed(1)}</b> tokens/s
       </span>
       <span title="generated tokens">{tokens} tokens</span>
-      <span title="time to first token">first token {duration(firstTokenMs)}</span>
+      <span title="time to first token">first token {formatSeconds(firstTokenMs / 1000)}</span>
       <span title="prompt tokens, and how many of them came from the cache">
         prompt {promptTokens}
         {cachedTokens > 0 && `, ${cachedTokens} cached`}

@@ -14,7 +14,7 @@ import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { changeSettings, current, open, readConversations, shownSettings } from "./store";
+import { changeSettings, current, openConversation, readConversations, shownSettings } from "./store";
 import "./chat.css";
 
 /** The panel that is open; on a narrow screen it covers the conversation. */
@@ -30,7 +30,7 @@ effect(() => {
   if (view && view !== "chat") return;
   untracked(() => {
     failure.value = ""; // it belongs to another conversation
-    void open(id || null);
+    void openConversation(id || null);
   });
 });
 

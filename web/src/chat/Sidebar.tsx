@@ -10,7 +10,7 @@ import type { Conversation } from "./tree";
 
 const DAY_MS = 86_400_000;
 
-function group(updated: number): string {
+function dayGroup(updated: number): string {
   const days = Math.floor((new Date().setHours(24, 0, 0, 0) - updated) / DAY_MS);
   return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 7 ? "This week" : "Earlier";
 }
@@ -82,7 +82,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
       />
       <ul class="chats">
         {listed.map((one) => {
-          const here = group(one.updated);
+          const here = dayGroup(one.updated);
           const head = here !== last ? <li class="chats-head">{(last = here)}</li> : null;
           return (
             <>

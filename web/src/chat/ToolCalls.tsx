@@ -5,7 +5,7 @@ import { Icon } from "../ui/Icon";
 import { busy, runningCalls, runCall, sendResult, shownPath } from "./actions";
 import type { Message, ToolCall } from "./tree";
 
-function pretty(json: string): string {
+function prettyJson(json: string): string {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
@@ -25,7 +25,7 @@ export function ToolCalls({ message }: { message: Message }) {
             <div class="calls">
               <Icon name="tool" /> Calls <code>{displayText(call.name)}</code>
             </div>
-            <pre tabIndex={0}>{displayText(pretty(call.arguments))}</pre>
+            <pre tabIndex={0}>{displayText(prettyJson(call.arguments))}</pre>
             {!result && <RunButton message={message} call={call} />}
             {!result && <ResultForm message={message} call={call} />}
           </div>

@@ -7,7 +7,7 @@ import { FrameScheduler } from "../ui/frames";
 import { type Answer, generate } from "./generate";
 import { navigate } from "../shell/route";
 import type { Settings } from "./settings";
-import { updateConversation, conversations, create, current, saveMessage, messages, newId, whenLoaded, shownSettings } from "./store";
+import { updateConversation, conversations, createConversation, current, saveMessage, messages, newId, whenLoaded, shownSettings } from "./store";
 import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
 import { UnfinishedSaver } from "./unfinished";
 
@@ -74,12 +74,12 @@ function threadTo(leaf: string | null): Thread {
   return { conversation: current.value!.id, settings: shownSettings(), messages: path(messages.value, leaf) };
 }
 
-function blank(role: Message["role"], thread: Thread, content: string): Message {
+function newMessage(role: Message["role"], thread: Thread, content: string): Message {
   const parent = thread.messages.at(-1)?.id ?? null;
   return { id: newId(), conversation: thread.conversation, parent, role, content, created: Date.now() };
 }
 
-function extended(thread: Thread, message: Message): Thread {
+function withMessage(thread: Thread, message: Message): Thread {
   return { ...thread, messages: [...thread.messages, message] };
 }
 
@@ -90,7 +90,7 @@ export async function send(content: string, attachments: Attachment[]): Promise<
     await whenLoaded();
     let created: Promise<void> | undefined;
     if (!current.value) {
-      created = create(content || attachments[0]?.name || "", shownSettings());
+      created = createConversation(content || attachments[0]?.name || "", shownSettings());
       navigate("chat", current.value!.id);
     }
     task.conversation = current.value!.id;
@@ -107,9 +107,9 @@ export async function resend(message: Message, content: string): Promise<void> {
 }
 
 async function ask(stopped: AbortSignal, thread: Thread, content: string, attachments: Attachment[]): Promise<void> {
-  const message = { ...blank("user", thread, content), ...(attachments.length ? { attachments } : {}) };
+  const message = { ...newMessage("user", thread, content), ...(attachments.length ? { attachments } : {}) };
   await saveMessage(message);
-  await answer(stopped, extended(thread, message));
+  await answer(stopped, withMessage(thread, message));
 }
 
 /** Add a tool result. Once every call of the message has a result, request the next answer. */
@@ -118,11 +118,11 @@ export async function sendResult(call: Message, toolCallId: string, content: str
   const at = shown.findIndex((one) => one.id === call.id);
   const results = shown.slice(at + 1).filter((one) => one.role === "tool");
   const thread = threadTo((results.at(-1) ?? call).id);
-  const message: Message = { ...blank("tool", thread, content), toolCallId };
+  const message: Message = { ...newMessage("tool", thread, content), toolCallId };
   const answered = new Set([...results.map((one) => one.toolCallId), toolCallId]);
   await runTask(async (stopped) => {
     await saveMessage(message);
-    if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(stopped, extended(thread, message));
+    if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(stopped, withMessage(thread, message));
   });
 }
 
@@ -178,7 +178,7 @@ export async function showVersion(message: Message): Promise<void> {
 /** Request the answer to a thread, or the continuation of the answer `from`, which follows the thread. */
 async function answer(stopped: AbortSignal, thread: Thread, from?: Message): Promise<void> {
   if (current.value?.id === thread.conversation) failure.value = "";
-  const { error: _, ...start }: Message = from ?? blank("assistant", thread, "");
+  const { error: _, ...start }: Message = from ?? newMessage("assistant", thread, "");
   let latest: Answer | null = null;
   const frames = new FrameScheduler(() => {
     if (latest) setStreaming({ message: withAnswer(start, latest), progress: latest.progress });

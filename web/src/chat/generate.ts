@@ -1,7 +1,7 @@
 // Generation of one answer: a chat request and the sum of its stream.
 import { stream } from "../api/http";
 import { isBaseModel } from "../api/server";
-import { asRequest, type Settings } from "./settings";
+import { requestFields, type Settings } from "./settings";
 import type { Attachment, Ending, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
 const MAX_BASE_MODEL_TOKENS = 1024; // as in `llamado run`
@@ -90,7 +90,7 @@ export async function generate({ messages, settings, serverTools, signal, onUpda
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const body = {
     ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
-    ...asRequest(settings, serverTools),
+    ...requestFields(settings, serverTools),
     messages: [...system, ...messages.map(asMessage)],
     stream: true,
     return_progress: true,

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { type Parameter, parseValue, table, formatValue } from "./parameters";
+import { type Parameter, parseValue, listParameters, formatValue } from "./parameters";
 
 const PROPS = {
   default_generation_settings: { params: { temperature: 0.8, top_k: 40, stop: [], samplers: ["top_k"], stream: true, lora: [], ignore_eos: false } },
@@ -19,7 +19,7 @@ test("lists described parameters with their defaults, without those that the pag
   const document = {
     paths: { "/v1/chat/completions": { post: { requestBody: { content: { "application/json": { schema: { properties } } } } } } },
   };
-  expect(table(PROPS, document).map(({ name, kind, default: value }) => [name, kind, value])).toEqual([
+  expect(listParameters(PROPS, document).map(({ name, kind, default: value }) => [name, kind, value])).toEqual([
     ["top_k", "integer", 40],
     ["temperature", "number", 0.8],
     ["samplers", "list", ["top_k"]],
@@ -27,11 +27,11 @@ test("lists described parameters with their defaults, without those that the pag
     ["logit_bias", "json", undefined],
     ["stop", "list", []],
   ]);
-  expect(table(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["Sampling", "Sampling", "Sampling", "Length and stop"]);
+  expect(listParameters(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["Sampling", "Sampling", "Sampling", "Length and stop"]);
 });
 
 test("guesses kinds from the defaults if there is no document", () => {
-  expect(table(PROPS, null).map((one) => [one.name, one.kind])).toContainEqual(["temperature", "number"]);
+  expect(listParameters(PROPS, null).map((one) => [one.name, one.kind])).toContainEqual(["temperature", "number"]);
 });
 
 const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0, group: "Other" });
@@ -54,7 +54,7 @@ test("offers the parameters that the chat template uses", () => {
   const document = {
     paths: { "/v1/chat/completions": { post: { requestBody: { content: { "application/json": { schema: { properties } } } } } } },
   };
-  const names = (chat_template: string) => table({ chat_template }, document).map((found) => found.name);
+  const names = (chat_template: string) => listParameters({ chat_template }, document).map((found) => found.name);
   expect(names("{{ messages }}")).toEqual(["chat_template_kwargs"]);
   expect(names("{% if enable_thinking %}<think>{% endif %}")).toEqual([
     "reasoning_effort", "reasoning_budget_tokens", "chat_template_kwargs",
@@ -66,5 +66,5 @@ test("offers the parameters that the chat template uses", () => {
 
 test("shows the random seed as -1", () => {
   const props = { default_generation_settings: { params: { seed: 4294967295 } } };
-  expect(table(props, null)).toMatchObject([{ name: "seed", default: -1 }]);
+  expect(listParameters(props, null)).toMatchObject([{ name: "seed", default: -1 }]);
 });

@@ -66,7 +66,7 @@ function kindOf(schema: Schema): Parameter["kind"] | null {
 }
 
 /** Return the parameters, in the order of the server's table. */
-export function table(props: Props, document: Document | null): Parameter[] {
+export function listParameters(props: Props, document: Document | null): Parameter[] {
   return [...templateParameters(props, document), ...samplingParameters(props, document)];
 }
 
@@ -114,7 +114,7 @@ let openApiDocument: Promise<Document | null> | undefined;
 export async function readParameters(model: string): Promise<void> {
   if (!isRouter.value) openApiDocument ??= getJson<Document>("openapi.json").catch(() => null); // routers have no OpenAPI document
   const props = await getJson<Props>(model ? `props?model=${encodeURIComponent(model)}&autoload=false` : "props");
-  parameters.value = { ...parameters.value, [model]: table(props, (await openApiDocument) ?? null) };
+  parameters.value = { ...parameters.value, [model]: listParameters(props, (await openApiDocument) ?? null) };
 }
 
 /**

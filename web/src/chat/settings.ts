@@ -35,15 +35,15 @@ export const NO_SETTINGS: Settings = {
 export const lastSettings = persistentSignal<Settings>("settings", NO_SETTINGS);
 
 /** Return the fields of a chat request. Throws an Error that names the field whose JSON is invalid. */
-export function asRequest(settings: Settings, tools: readonly unknown[] = []): Record<string, unknown> {
+export function requestFields(settings: Settings, tools: readonly unknown[] = []): Record<string, unknown> {
   const request: Record<string, unknown> = { ...settings.parameters };
   const model = modelFor(settings.model);
   if (model) request["model"] = model;
   if (settings.schema.trim()) {
-    const schema = parsed(settings.schema, "The JSON schema");
+    const schema = parseJson(settings.schema, "The JSON schema");
     request["response_format"] = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
-  const typed = settings.tools.trim() ? parsed(settings.tools, "The tools") : [];
+  const typed = settings.tools.trim() ? parseJson(settings.tools, "The tools") : [];
   if (!Array.isArray(typed)) throw new Error("The tools must be a JSON array.");
   const all = [...typed, ...tools];
   if (all.length) request["tools"] = all;
@@ -55,7 +55,7 @@ export function asRequest(settings: Settings, tools: readonly unknown[] = []): R
   return request;
 }
 
-function parsed(text: string, what: string): unknown {
+function parseJson(text: string, what: string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {

@@ -10,7 +10,7 @@ function message(id: string, parent: string | null, content: string) {
 }
 
 beforeAll(async () => {
-  await store.create("  Rivers\nof Spain ", { ...NO_SETTINGS, system: "short" });
+  await store.createConversation("  Rivers\nof Spain ", { ...NO_SETTINGS, system: "short" });
   await store.saveMessage(message("q", null, "Rivers of Spain"));
   await store.saveMessage(message("a", "q", "Ebro"));
   await store.saveMessage(message("b", "q", "Tajo"));
@@ -18,9 +18,9 @@ beforeAll(async () => {
 
 test("reopens a conversation unchanged", async () => {
   const { id } = store.current.value!;
-  await store.open(null);
+  await store.openConversation(null);
   expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
-  await store.open(id);
+  await store.openConversation(id);
   expect(store.current.value).toMatchObject({ title: "Rivers of Spain", leaf: "b", settings: { system: "short" } });
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "b", "q"]);
 });
@@ -37,7 +37,7 @@ test("imports an exported file as copies", async () => {
   const file = JSON.parse(JSON.stringify(await store.exportConversations(before)));
   expect(await store.importConversations(file)).toBe(1);
   const copy = store.conversations.value.find((one) => !before.includes(one.id))!;
-  await store.open(copy.id);
+  await store.openConversation(copy.id);
   const { path } = await import("./tree");
   expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
   await expect(store.importConversations({ format: "other" })).rejects.toThrow("no conversations");
@@ -50,7 +50,7 @@ test("imports an exported file as copies", async () => {
 });
 
 test("deletes a message with everything below it", async () => {
-  await store.open(store.conversations.value[0]!.id);
+  await store.openConversation(store.conversations.value[0]!.id);
   await store.saveMessage(message("c", "b", "and?"));
   await store.removeMessage(store.messages.value.get("b")!);
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "q"]);
@@ -60,10 +60,10 @@ test("deletes a message with everything below it", async () => {
 test("stores a message in its own conversation while another is open", async () => {
   const { id } = store.current.value!;
   const late = message("late", "q", "Duero");
-  await store.open(null);
+  await store.openConversation(null);
   await store.saveMessage(late);
   expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
-  await store.open(id);
+  await store.openConversation(id);
   expect(store.current.value!.leaf).toBe("late");
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "late", "q"]);
 });
@@ -71,14 +71,14 @@ test("stores a message in its own conversation while another is open", async () 
 test("keeps messages stored while a conversation opens, and shows the last one requested", async () => {
   const { id } = store.current.value!;
   const newer = message("late", "q", "Guadiana");
-  await store.open(null);
-  const opening = store.open(id);
+  await store.openConversation(null);
+  const opening = store.openConversation(id);
   expect([store.current.value!.id, store.isLoaded.value]).toEqual([id, false]);
   const keeping = store.saveMessage(newer);
   await Promise.all([opening, keeping]);
   expect(store.messages.value.get("late")!.content).toBe("Guadiana");
-  await store.open(null);
-  const first = store.open(id);
-  await Promise.all([store.open(null), first]);
+  await store.openConversation(null);
+  const first = store.openConversation(id);
+  await Promise.all([store.openConversation(null), first]);
   expect([store.current.value, store.messages.value.size, store.isLoaded.value]).toEqual([null, 0, true]);
 });

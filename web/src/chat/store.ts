@@ -43,7 +43,7 @@ export function newId(): string {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-function sorted(all: Conversation[]): Conversation[] {
+function sortByLastUse(all: Conversation[]): Conversation[] {
   return [...all].sort((a, b) => b.updated - a.updated);
 }
 
@@ -51,7 +51,7 @@ export async function readConversations(): Promise<void> {
   const all = (await (await database()).getAll("conversations")) as Conversation[];
   // Entries written meanwhile are newer than those read.
   const byId = new Map([...all, ...conversations.value].map((one) => [one.id, one]));
-  conversations.value = sorted([...byId.values()]);
+  conversations.value = sortByLastUse([...byId.values()]);
   isListLoaded.value = true;
 }
 
@@ -63,13 +63,13 @@ let requested: string | null | undefined; // undefined: no conversation yet
 let opening: Promise<void> = Promise.resolve();
 
 /** Open a conversation: show it at once, and its messages once they are read. An unknown id opens a new conversation. */
-export function open(id: string | null): Promise<void> {
+export function openConversation(id: string | null): Promise<void> {
   if (id === requested && (current.value?.id ?? null) === id) return opening;
   requested = id;
   messages.value = new Map();
   current.value = conversations.value.find((one) => one.id === id) ?? null;
   isLoaded.value = id === null;
-  opening = id === null ? Promise.resolve() : read(id);
+  opening = id === null ? Promise.resolve() : loadMessages(id);
   return opening;
 }
 
@@ -78,7 +78,7 @@ export async function whenLoaded(): Promise<void> {
   await opening.catch(() => undefined); // the caller of `open` handles the error
 }
 
-async function read(id: string): Promise<void> {
+async function loadMessages(id: string): Promise<void> {
   const [all] = await Promise.all([messagesOf(id), current.value ? undefined : readConversations()]);
   if (requested !== id) return;
   current.value ??= conversations.value.find((one) => one.id === id) ?? null;
@@ -96,7 +96,7 @@ function titleOf(message: string): string {
 }
 
 /** Create and open a conversation, with a title from its first message. */
-export async function create(firstMessage: string, settings: Settings): Promise<void> {
+export async function createConversation(firstMessage: string, settings: Settings): Promise<void> {
   const now = Date.now();
   const title = titleOf(firstMessage);
   const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
@@ -104,18 +104,18 @@ export async function create(firstMessage: string, settings: Settings): Promise<
   messages.value = new Map();
   current.value = conversation;
   isLoaded.value = true;
-  await put(conversation);
+  await saveConversation(conversation);
 }
 
-async function put(conversation: Conversation): Promise<void> {
+async function saveConversation(conversation: Conversation): Promise<void> {
   if (current.value?.id === conversation.id) current.value = conversation;
-  conversations.value = sorted([conversation, ...conversations.value.filter((one) => one.id !== conversation.id)]);
+  conversations.value = sortByLastUse([conversation, ...conversations.value.filter((one) => one.id !== conversation.id)]);
   await (await database()).put("conversations", conversation);
 }
 
 /** Change the current conversation. */
 export async function updateConversation(changes: Partial<Omit<Conversation, "id">>): Promise<void> {
-  if (current.value) await put({ ...current.value, ...changes });
+  if (current.value) await saveConversation({ ...current.value, ...changes });
 }
 
 /** Change the settings of the current conversation and of future ones. */
@@ -134,7 +134,7 @@ export async function saveMessage(message: Message, { leaf = true } = {}): Promi
   const kept = database().then((one) => one.put("messages", message));
   if (current.value?.id === message.conversation) messages.value = new Map(messages.value).set(message.id, message);
   const conversation = conversations.value.find((one) => one.id === message.conversation);
-  if (leaf && conversation) await put({ ...conversation, leaf: message.id, updated: Date.now() });
+  if (leaf && conversation) await saveConversation({ ...conversation, leaf: message.id, updated: Date.now() });
   await kept;
 }
 
@@ -167,7 +167,7 @@ export async function removeMessage(message: Message): Promise<void> {
 export async function removeConversation(id: string): Promise<void> {
   conversations.value = conversations.value.filter((one) => one.id !== id);
   dropDraft(id);
-  if (current.value?.id === id) await open(null);
+  if (current.value?.id === id) await openConversation(null);
   const ids = (await messagesOf(id)).map((one) => one.id);
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
   const store = transaction.objectStore("messages");
@@ -180,7 +180,7 @@ export async function removeConversation(id: string): Promise<void> {
 
 export async function rename(conversation: Conversation, title: string): Promise<void> {
   const renamed = { ...conversation, title: title.trim() || conversation.title };
-  await put(renamed);
+  await saveConversation(renamed);
 }
 
 /** Return the ids of conversations whose title or messages contain a text, ignoring case. */

@@ -4,10 +4,11 @@ import { isKnown, isRouter } from "../api/server";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { RouterNotice } from "./RouterNotice";
-import { bytes, ms, shortName } from "./format";
+import { formatBytes, formatMs } from "../ui/format";
+import { shortName } from "./layout";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import type { ClusterEvent } from "./schema";
+import type { ClusterEvent } from "../api/schema";
 import { applyDraft, busy, cluster, discardDraft, draftLayout, measure, prediction, draftError, errorText, watchCluster } from "./state";
 import "./cluster.css";
 
@@ -81,16 +82,16 @@ function Summary() {
   return (
     <Figures label="Time per token">
       <Figure title="Speed" value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} more="tokens/s, last minute" />
-      <Figure title="Time per token, measured" value={measured ? ms(measured.total) : "–"} />
-      <Figure title="Time per token, predicted" value={ms(body.predicted_seconds)} more={body.predicted_seconds === null && <Measure />} />
-      <Figure title="Compute" value={measured ? ms(measured.compute) : "–"} />
-      <Figure title="Links" value={measured ? ms(measured.link) : "–"} />
+      <Figure title="Time per token, measured" value={measured ? formatMs(measured.total) : "–"} />
+      <Figure title="Time per token, predicted" value={formatMs(body.predicted_seconds)} more={body.predicted_seconds === null && <MeasureButton />} />
+      <Figure title="Compute" value={measured ? formatMs(measured.compute) : "–"} />
+      <Figure title="Links" value={measured ? formatMs(measured.link) : "–"} />
     </Figures>
   );
 }
 
 /** A button that measures unknown speeds; measuring pauses answers. */
-function Measure() {
+function MeasureButton() {
   const runs = busy.value === "predicting";
   return (
     <button
@@ -120,15 +121,15 @@ function DraftBar() {
             {busy.value === "moving" && "Moving layers…"}
             {busy.value === "" && found && (
               <>
-                This layout takes <strong>{ms(found.seconds)}</strong> per token
+                This layout takes <strong>{formatMs(found.seconds)}</strong> per token
                 {found.seconds !== null && ` (${(1 / found.seconds).toFixed(1)} tokens/s)`}
-                {found.seconds !== null && before !== null && `, ${change(before, found.seconds)}`}.
+                {found.seconds !== null && before !== null && `, ${describeChange(before, found.seconds)}`}.
               </>
             )}
             {missing.map((one) => (
               <em key={one.device}>
                 {" "}
-                {shortName(one.device)} needs {bytes(one.memory.missing)} more memory.
+                {shortName(one.device)} needs {formatBytes(one.memory.missing)} more memory.
               </em>
             ))}
             {lost.map((one) => (
@@ -153,7 +154,7 @@ function DraftBar() {
   );
 }
 
-function change(before: number, after: number): string {
+function describeChange(before: number, after: number): string {
   const part = after / before - 1;
   if (Math.abs(part) < 0.005) return "same as now";
   return `${Math.abs(100 * part).toFixed(0)}% ${part < 0 ? "less" : "more"} than now`;

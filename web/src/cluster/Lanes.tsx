@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
-import { ms, shortName } from "./format";
-import { type Edge, type Layout, paint, placeName, placeToGive, placeToTake } from "./layout";
-import type { DeviceView } from "./schema";
+import { formatMs } from "../ui/format";
+import { type Edge, type Layout, assignPlaces, placeName, placeToGive, placeToTake, shortName } from "./layout";
+import type { DeviceView } from "../api/schema";
 import { busy, cluster, draftLayout, currentLayout, prediction, previewLayout } from "./state";
 
 interface Drag {
@@ -36,7 +36,7 @@ export function Lanes({ devices }: { devices: DeviceView[] }) {
   }
 
   function move(event: PointerEvent, origin = drag) {
-    if (origin) setPreview(paint(origin.layout, origin.place, placeAt(event.clientX), devices[laneAt(event.clientY)]!.device));
+    if (origin) setPreview(assignPlaces(origin.layout, origin.place, placeAt(event.clientX), devices[laneAt(event.clientY)]!.device));
   }
 
   function up() {
@@ -117,7 +117,7 @@ function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; devic
         disabled={isLocked || take === null}
         aria-label={take === null ? `No layer to move to ${name} at the ${edge}` : `Move ${placeName(layout, take)} to ${name}`}
         title={take === null ? undefined : `Move ${placeName(layout, take)} to ${name}`}
-        onClick={() => take !== null && void previewLayout(paint(layout, take, take, device))}
+        onClick={() => take !== null && void previewLayout(assignPlaces(layout, take, take, device))}
       >
         +
       </button>
@@ -127,7 +127,7 @@ function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; devic
         disabled={isLocked || give === null}
         aria-label={give === null ? `No layer to move from ${name} at the ${edge}` : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
         title={give === null ? undefined : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
-        onClick={() => give && void previewLayout(paint(layout, give.place, give.place, give.to))}
+        onClick={() => give && void previewLayout(assignPlaces(layout, give.place, give.place, give.to))}
       >
         −
       </button>
@@ -150,10 +150,10 @@ function Times({ device, longest }: { device: DeviceView; longest: number }) {
         {bar(measured, "measured")}
       </span>
       <span class="words">
-        <span title="predicted time per token">{ms(device.predicted.seconds)}</span>
-        {draftLayout.value && <strong title="with the drafted layout"> → {ms(then)}</strong>}
+        <span title="predicted time per token">{formatMs(device.predicted.seconds)}</span>
+        {draftLayout.value && <strong title="with the drafted layout"> → {formatMs(then)}</strong>}
         <br />
-        <span title="measured time per token, last minute">{measured ? ms(measured) : "–"}</span>
+        <span title="measured time per token, last minute">{measured ? formatMs(measured) : "–"}</span>
       </span>
     </div>
   );

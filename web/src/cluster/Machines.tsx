@@ -1,5 +1,6 @@
-import { bytes, ms, perSecond, shortName } from "./format";
-import type { DeviceView } from "./schema";
+import { formatBandwidth, formatBytes, formatMs } from "../ui/format";
+import { shortName } from "./layout";
+import type { DeviceView } from "../api/schema";
 
 const WORDS = { ready: "ready", idle: "no layers", lost: "lost", away: "lost, its layers moved to other devices" };
 
@@ -12,18 +13,18 @@ export function Machines({ devices }: { devices: DeviceView[] }) {
       <article class="machine here" aria-label="This machine">
         <h3>This machine</h3>
         {here.map((one) => (
-          <Body key={one.device} device={one} number={devices.indexOf(one)} />
+          <DeviceDetails key={one.device} device={one} number={devices.indexOf(one)} />
         ))}
       </article>
       <div class="workers">
         {there.map((one) => (
           <div class={`worker ${one.state}`} key={one.device}>
-            <Link device={one} />
+            <LinkDetails device={one} />
             <article class="machine" aria-label={one.device}>
               <h3>
                 {shortName(one.device)} <small>{one.endpoint}</small>
               </h3>
-              <Body device={one} number={devices.indexOf(one)} />
+              <DeviceDetails device={one} number={devices.indexOf(one)} />
             </article>
           </div>
         ))}
@@ -32,22 +33,22 @@ export function Machines({ devices }: { devices: DeviceView[] }) {
   );
 }
 
-function Link({ device }: { device: DeviceView }) {
+function LinkDetails({ device }: { device: DeviceView }) {
   const trip = device.link.pulse ?? device.link.round_trip;
   return (
     <div class="link">
       <span class="wire" aria-hidden="true" />
       <span class="tag">
-        <span title="round trip of the latest heartbeat">{trip === null ? "?" : `${ms(trip)} round trip`}</span>
-        {device.link.bandwidth !== null && <span title="measured when the worker connected">{perSecond(device.link.bandwidth)}</span>}
-        {device.predicted.bytes > 0 && <span title="both directions">{bytes(device.predicted.bytes)} per token</span>}
+        <span title="round trip of the latest heartbeat">{trip === null ? "?" : `${formatMs(trip)} round trip`}</span>
+        {device.link.bandwidth !== null && <span title="measured when the worker connected">{formatBandwidth(device.link.bandwidth)}</span>}
+        {device.predicted.bytes > 0 && <span title="both directions">{formatBytes(device.predicted.bytes)} per token</span>}
         {device.passes_to.length > 0 && <span>sends directly to {device.passes_to.map(shortName).join(", ")}</span>}
       </span>
     </div>
   );
 }
 
-function Body({ device, number }: { device: DeviceView; number: number }) {
+function DeviceDetails({ device, number }: { device: DeviceView; number: number }) {
   const { memory } = device;
   const most = Math.max(memory.free, memory.weights + memory.kv + memory.compute, 1);
   const part = (n: number) => ({ width: `${(100 * n) / most}%` });
@@ -59,14 +60,14 @@ function Body({ device, number }: { device: DeviceView; number: number }) {
         {device.holds ? `: ${device.holds}` : ""}
       </p>
       {device.why && <p class="why">{device.why}</p>}
-      <div class="memory" role="img" aria-label={`memory: ${bytes(used)} of ${bytes(memory.free)}`}>
-        <b class="weights" style={part(memory.weights)} title={`weights ${bytes(memory.weights)}`} />
-        <b class="kv" style={part(memory.kv)} title={`KV cache ${bytes(memory.kv)}`} />
-        <b class="compute" style={part(memory.compute)} title={`compute buffers ${bytes(memory.compute)}`} />
+      <div class="memory" role="img" aria-label={`memory: ${formatBytes(used)} of ${formatBytes(memory.free)}`}>
+        <b class="weights" style={part(memory.weights)} title={`weights ${formatBytes(memory.weights)}`} />
+        <b class="kv" style={part(memory.kv)} title={`KV cache ${formatBytes(memory.kv)}`} />
+        <b class="compute" style={part(memory.compute)} title={`compute buffers ${formatBytes(memory.compute)}`} />
       </div>
       <p class="small">
-        {bytes(used)} {memory.total ? `of ${bytes(memory.free)}` : "used"}
-        {device.speed.decode !== null && ` · reads ${perSecond(device.speed.decode)}`}
+        {formatBytes(used)} {memory.total ? `of ${formatBytes(memory.free)}` : "used"}
+        {device.speed.decode !== null && ` · reads ${formatBandwidth(device.speed.decode)}`}
       </p>
     </div>
   );

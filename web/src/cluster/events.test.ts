@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import { afterMessage } from "./events";
-import type { ClusterBody, Replacement } from "./schema";
+import type { ClusterBody, Replacement } from "../api/schema";
 
 const body: ClusterBody = {
   model: "a/b",

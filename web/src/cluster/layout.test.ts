@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { layoutOf, paint, partsOf, placeToGive, placeToTake, same } from "./layout";
+import { layoutOf, assignPlaces, partsOf, placeToGive, placeToTake, isSameLayout } from "./layout";
 
 const LAYOUT = ["a", "a", "b", "b", "c"]; // four layers and the head
 
@@ -15,9 +15,9 @@ describe("a layout", () => {
   });
 
   it("assigns all places between two, in either order", () => {
-    expect(paint(LAYOUT, 3, 1, "c")).toEqual(["a", "c", "c", "c", "c"]);
-    expect(same(paint(LAYOUT, 0, 1, "a"), LAYOUT)).toBe(true);
-    expect(same(paint(LAYOUT, 0, 2, "a"), LAYOUT)).toBe(false);
+    expect(assignPlaces(LAYOUT, 3, 1, "c")).toEqual(["a", "c", "c", "c", "c"]);
+    expect(isSameLayout(assignPlaces(LAYOUT, 0, 1, "a"), LAYOUT)).toBe(true);
+    expect(isSameLayout(assignPlaces(LAYOUT, 0, 2, "a"), LAYOUT)).toBe(false);
   });
 
   it("finds the places that can move at each edge", () => {

@@ -1,5 +1,5 @@
 // Layouts: a list with the device of each layer, and of the head at the end.
-import type { LayoutPart } from "./schema";
+import type { LayoutPart } from "../api/schema";
 
 export type Layout = string[];
 
@@ -24,12 +24,12 @@ export function partsOf(layout: Layout): LayoutPart[] {
   }));
 }
 
-export function same(a: Layout, b: Layout): boolean {
+export function isSameLayout(a: Layout, b: Layout): boolean {
   return a.length === b.length && a.every((one, i) => one === b[i]);
 }
 
 /** Return the layout with all places between two, both included, on a device. */
-export function paint(layout: Layout, from: number, to: number, device: string): Layout {
+export function assignPlaces(layout: Layout, from: number, to: number, device: string): Layout {
   const [first, last] = from < to ? [from, to] : [to, from];
   return layout.map((one, i) => (i >= first && i <= last ? device : one));
 }
@@ -55,4 +55,9 @@ export function placeToGive(layout: Layout, device: string, edge: Edge): { place
 /** Return the name of a place. */
 export function placeName(layout: Layout, place: number): string {
   return place === layout.length - 1 ? "the head" : `layer ${place}`;
+}
+
+/** Return a device's name without its address. */
+export function shortName(device: string): string {
+  return device.replace(/\[.*\]$/, "");
 }

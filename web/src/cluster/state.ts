@@ -2,8 +2,8 @@
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, postJson, stream } from "../api/http";
 import { afterMessage } from "./events";
-import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "./schema";
-import { type Layout, layoutOf, partsOf, same } from "./layout";
+import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "../api/schema";
+import { type Layout, layoutOf, partsOf, isSameLayout } from "./layout";
 
 export const cluster = signal<ClusterBody | null>(null);
 /** Error of the stream; "" while it works. */
@@ -63,7 +63,7 @@ let latestRequest = 0;
 
 /** Draft a layout and request its predicted time and memory. */
 export async function previewLayout(layout: Layout): Promise<void> {
-  if (same(layout, currentLayout.value)) {
+  if (isSameLayout(layout, currentLayout.value)) {
     discardDraft();
     return;
   }

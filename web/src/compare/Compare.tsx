@@ -77,7 +77,7 @@ export function Compare() {
         </div>
         <div class="compare-heads">
           {SIDES.map((side) => (
-            <Head key={side} side={side} />
+            <SideHeader key={side} side={side} />
           ))}
         </div>
         <div ref={list} class="compare-turns" role="log" aria-label="Answers" aria-busy={busy} tabIndex={0} onScroll={scrolled}>
@@ -126,7 +126,7 @@ export function Compare() {
 }
 
 /** Model and settings of one side, in a line. */
-function Head({ side }: { side: Side }) {
+function SideHeader({ side }: { side: Side }) {
   const { model, system, parameters, schema } = sideSettings(side);
   const facts = [
     isRouter.value ? "" : (props.value.model_alias ?? ""),

@@ -62,7 +62,7 @@ export async function ask(content: string, attachments: Attachment[]): Promise<v
 }
 
 /** Replace one side's answer. */
-function put(turn: Turn, side: Side, answer: Message): void {
+function setAnswer(turn: Turn, side: Side, answer: Message): void {
   turns.value = turns.value.map((one) => {
     if (one.question.id !== turn.question.id) return one;
     const [left, right] = one.answers;
@@ -75,7 +75,7 @@ async function answer(side: Side, before: readonly Turn[], turn: Turn, signal: A
   const messages = [...before.flatMap((one) => [one.question, one.answers[side]]), turn.question];
   let latest: Answer | null = null;
   const frames = new FrameScheduler(() => {
-    if (latest) put(turn, side, withAnswer(start, latest));
+    if (latest) setAnswer(turn, side, withAnswer(start, latest));
   });
   let ended = start;
   try {
@@ -95,7 +95,7 @@ async function answer(side: Side, before: readonly Turn[], turn: Turn, signal: A
     ended = { ...(latest ? withAnswer(start, latest) : start), ending: "error", error: explain(error, "ask again") };
   } finally {
     frames.end();
-    put(turn, side, ended);
+    setAnswer(turn, side, ended);
     streaming.value = streaming.value.filter((one) => one !== side);
   }
 }

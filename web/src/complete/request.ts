@@ -1,7 +1,7 @@
 // Raw text requests: /completion and /infill.
 import { stream } from "../api/http";
 import { type Timings, statsOf } from "../chat/generate";
-import { asRequest, type Settings } from "../chat/settings";
+import { requestFields, type Settings } from "../chat/settings";
 import type { Stats, TokenProbs } from "../chat/tree";
 
 interface Chunk {
@@ -24,8 +24,8 @@ export interface Continuation {
 const ENDINGS = { none: "", eos: "The model ended here.", limit: "Token limit reached (n_predict).", word: "Stop sequence found." };
 
 /** Return settings as fields of the native endpoints. Throws an Error that names the field whose JSON is invalid. */
-export function nativeRequest(settings: Settings): Record<string, unknown> {
-  const { response_format: format, top_logprobs, logprobs: _, ...others } = asRequest({ ...settings, tools: "" });
+export function nativeFields(settings: Settings): Record<string, unknown> {
+  const { response_format: format, top_logprobs, logprobs: _, ...others } = requestFields({ ...settings, tools: "" });
   const found = others;
   if (format) found["json_schema"] = (format as { json_schema: { schema: unknown } }).json_schema.schema;
   if (top_logprobs) found["n_probs"] = top_logprobs;

@@ -5,7 +5,7 @@ import { explain } from "../api/problems";
 import { NO_SETTINGS, type Settings } from "../chat/settings";
 import { FrameScheduler } from "../ui/frames";
 import { persistentSignal } from "../ui/persistent";
-import { nativeRequest, type Continuation, requestContinuation } from "./request";
+import { nativeFields, type Continuation, requestContinuation } from "./request";
 
 const TOKENS = 128; // a model that never ends would fill its context
 
@@ -39,7 +39,7 @@ export class Run {
       if (found) this.latest.value = { ...found };
     });
     try {
-      const request = { ...nativeRequest({ ...NO_SETTINGS, ...settings.value }), ...body };
+      const request = { ...nativeFields({ ...NO_SETTINGS, ...settings.value }), ...body };
       found = await requestContinuation(this.path, request, this.controller.signal, (one) => {
         found = one;
         frames.request();

@@ -28,7 +28,7 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
   const expected = expectedRate(computing, link);
   return (
     <svg ref={svg} class="curve" height={HEIGHT} role="img" aria-label={describe(runs, link, expected)}>
-      {marks(most).map((rate) => (
+      {axisTicks(most).map((rate) => (
         <g key={rate}>
           <line class="grid" x1={LEFT} x2={width - RIGHT} y1={y(rate)} y2={y(rate)} />
           <text x={LEFT - 6} y={y(rate) + 4} text-anchor="end">
@@ -36,7 +36,7 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
           </text>
         </g>
       ))}
-      {marks(1e3 * farthest).map((at) => (
+      {axisTicks(1e3 * farthest).map((at) => (
         <text key={at} x={x(at / 1e3)} y={HEIGHT - BOTTOM + 18} text-anchor="middle">
           {at}
         </text>
@@ -58,7 +58,7 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
 }
 
 /** Return about five round numbers from 0 to `most`. */
-function marks(most: number): number[] {
+function axisTicks(most: number): number[] {
   const rough = most / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough)!;

@@ -2,13 +2,13 @@ import { useEffect } from "preact/hooks";
 import { apiKey, getJson } from "../api/http";
 import { health, isKnown, isRouter } from "../api/server";
 import { RouterNotice } from "../cluster/RouterNotice";
-import { shortName } from "../cluster/format";
+import { shortName } from "../cluster/layout";
+import type { LabBody, LabLink } from "../api/schema";
 import { cluster, watchCluster } from "../cluster/state";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { Curve } from "./Curve";
 import { changeLab, startExperiment, computing, firstAnswer, isMeasured, links, linkSeconds, isLabOn, partialTokens, PROMPT, runs, setLink, setLab, errorText } from "./experiment";
-import type { LabLink } from "./theory";
 import { secondsOnLink, expectedRate } from "./theory";
 import "./lab.css";
 
@@ -23,7 +23,7 @@ export function Lab() {
   useEffect(() => (isSingleServer ? watchCluster() : undefined), [key, isSingleServer]);
   useEffect(() => {
     if (!isSingleServer) return;
-    getJson<Parameters<typeof setLab>[0]>("lab").then(setLab, (error: Error) => (errorText.value = error.message));
+    getJson<LabBody>("lab").then(setLab, (error: Error) => (errorText.value = error.message));
     return startExperiment();
   }, [key, isSingleServer, isReady]);
   return (
@@ -89,7 +89,7 @@ function OpenLab() {
         <h2>Links</h2>
         <div class="links">
           {links.value.map((one) => (
-            <Link key={one.endpoint} link={one} />
+            <LinkControls key={one.endpoint} link={one} />
           ))}
         </div>
       </section>
@@ -104,7 +104,7 @@ function OpenLab() {
   );
 }
 
-function Link({ link }: { link: LabLink }) {
+function LinkControls({ link }: { link: LabLink }) {
   const device = cluster.value?.devices.find((one) => one.endpoint === link.endpoint);
   const name = device ? shortName(device.device) : link.worker;
   const runs = link.watched ? device?.state === "ready" || device?.state === "idle" : link.running;
@@ -123,12 +123,12 @@ function Link({ link }: { link: LabLink }) {
         least={5}
         most={NO_LIMIT}
         step={0.25}
-        shown={link.bandwidth === null ? "no limit" : bits(link.bandwidth)}
+        shown={link.bandwidth === null ? "no limit" : formatBits(link.bandwidth)}
         set={(n) => set({ bandwidth: n >= NO_LIMIT ? null : Math.round(10 ** n) })}
       />
       <p>
         <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not connected"}</span>
-        {device && <span class="share">{cost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
+        {device && <span class="share">{formatCost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
           (runs || link.watched ? (
             <button
@@ -177,11 +177,11 @@ function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderPr
 }
 
 /** Return the time that a link adds to a token. */
-function cost(seconds: number, turns: number): string {
+function formatCost(seconds: number, turns: number): string {
   const ms = 1e3 * seconds;
   return `+ ${ms.toFixed(ms < 10 ? 1 : 0)} ms per token${turns > 1 ? `, in ${turns} turns` : ""}`;
 }
 
-function bits(n: number): string {
+function formatBits(n: number): string {
   return n >= 1e6 ? `${(n / 1e6).toFixed(n < 1e7 ? 1 : 0)} Mbit/s` : `${Math.round(n / 1e3)} kbit/s`;
 }

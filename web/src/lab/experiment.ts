@@ -2,10 +2,10 @@
 import { computed, effect, signal } from "@preact/signals";
 import { postJson, stream } from "../api/http";
 import { partsOf } from "../cluster/layout";
-import type { LayoutPrediction } from "../cluster/schema";
+import type { LabBody, LabLink, LayoutPrediction } from "../api/schema";
 import { cluster, currentLayout } from "../cluster/state";
 import { props } from "../api/server";
-import { type LabLink, secondsOnLinks, predictedComputing, expectedRate } from "./theory";
+import { secondsOnLinks, predictedComputing, expectedRate } from "./theory";
 
 export interface Run {
   /** Seconds of a token on links, by the formula. */
@@ -123,16 +123,14 @@ export function startExperiment(): () => void {
   };
 }
 
-type LabState = { on: boolean; links: LabLink[] };
-
-export function setLab(state: LabState): void {
+export function setLab(state: LabBody): void {
   isLabOn.value = state.on;
   links.value = state.links;
 }
 
 export async function changeLab(path: string, body: unknown): Promise<void> {
   try {
-    setLab(await postJson<LabState>(path, body));
+    setLab(await postJson<LabBody>(path, body));
     errorText.value = "";
   } catch (error) {
     errorText.value = error instanceof Error ? error.message : String(error);

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
-import type { DeviceView } from "../cluster/schema";
-import { type LabLink, secondsOnLinks, predictedComputing, expectedRate } from "./theory";
+import type { DeviceView, LabLink } from "../api/schema";
+import { secondsOnLinks, predictedComputing, expectedRate } from "./theory";
 
 const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
   endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true, watched: false,

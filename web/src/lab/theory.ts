@@ -1,18 +1,5 @@
 // Theory of link times: a token waits once for the link at each turn of a worker, and for its bytes to be sent.
-import type { DeviceView, LayoutPrediction } from "../cluster/schema";
-
-export interface LabLink {
-  endpoint: string;
-  worker: string;
-  latency_ms: number;
-  jitter_ms: number;
-  /** Bits per second; null for no limit. */
-  bandwidth: number | null;
-  own: boolean;
-  running: boolean;
-  /** True if `llamado up` started the worker, and restarts it. */
-  watched: boolean;
-}
+import type { DeviceView, LabLink, LayoutPrediction } from "../api/schema";
 
 /** Return the seconds of a token on a link. A tap delays messages to a worker; the mean jitter is half of its maximum. */
 export function secondsOnLink(link: LabLink, devices: DeviceView[]): number {

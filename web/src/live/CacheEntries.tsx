@@ -1,7 +1,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { getJson } from "../api/http";
-import { bytes, count, seconds } from "./format";
+import { formatBytes, formatCount, formatSeconds } from "../ui/format";
 import type { Cache } from "./state";
 
 interface Entry {
@@ -52,9 +52,9 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
             <tbody>
               {entries.value.map((one) => (
                 <tr key={`${one.used} ${one.tokens}`}>
-                  <td class="number">{count(one.tokens)}</td>
-                  <td class="number">{bytes(one.bytes)}</td>
-                  <td class="number">{seconds(Math.max(0, now - one.used))} ago</td>
+                  <td class="number">{formatCount(one.tokens)}</td>
+                  <td class="number">{formatBytes(one.bytes)}</td>
+                  <td class="number">{formatSeconds(Math.max(0, now - one.used))} ago</td>
                   <td class="begins">{one.text ?? "hidden by --no-slots"}</td>
                 </tr>
               ))}

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { isDark } from "../shell/theme";
-import { clock, count, seconds, short } from "./format";
+import { formatClock, formatCount, formatRate, formatSeconds } from "../ui/format";
 import type { Samples } from "./state";
 import { TimeWindow, type Window } from "./TimeWindow";
 
@@ -15,36 +15,36 @@ interface Line {
 interface Plot {
   title: string;
   lines: Line[];
-  written: (value: number) => string;
+  format: (value: number) => string;
   /** Smallest value range of the y axis. */
-  least: number;
-  /** True if values are whole numbers. */
-  whole?: boolean;
+  minRange: number;
+  /** True if values are integers. */
+  isInteger?: boolean;
 }
 
 const PLOTS: Plot[] = [
-  { title: "Generation", lines: [{ of: "answer", label: "tokens/s", color: "--accent" }], written: short, least: 10 },
-  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", color: "--prompt" }], written: short, least: 10 },
+  { title: "Generation", lines: [{ of: "answer", label: "tokens/s", color: "--accent" }], format: formatRate, minRange: 10 },
+  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", color: "--prompt" }], format: formatRate, minRange: 10 },
   {
     title: "Requests",
     lines: [
       { of: "running", label: "active", color: "--accent" },
       { of: "waiting", label: "queued", color: "--bad" },
     ],
-    written: count,
-    least: 4,
-    whole: true,
+    format: formatCount,
+    minRange: 4,
+    isInteger: true,
   },
-  { title: "KV cells", lines: [{ of: "cells", label: "used", color: "--accent" }], written: count, least: 100, whole: true },
-  { title: "Time to first token", lines: [{ of: "first_token", label: "mean", color: "--prompt" }], written: seconds, least: 1 },
-  { title: "Errors", lines: [{ of: "errors", label: "requests", color: "--bad" }], written: count, least: 4, whole: true },
+  { title: "KV cells", lines: [{ of: "cells", label: "used", color: "--accent" }], format: formatCount, minRange: 100, isInteger: true },
+  { title: "Time to first token", lines: [{ of: "first_token", label: "mean", color: "--prompt" }], format: formatSeconds, minRange: 1 },
+  { title: "Errors", lines: [{ of: "errors", label: "requests", color: "--bad" }], format: formatCount, minRange: 4, isInteger: true },
 ];
 const WINDOWS: Window[] = [
   [300, "5 minutes"],
   [900, "15 minutes"],
   [3600, "1 hour"],
 ];
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
+const INTEGER_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const MIN_SECONDS = 60;
 const HEIGHT = 120;
 
@@ -80,10 +80,10 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
         height: HEIGHT,
         legend: { show: false },
         cursor: { sync: { key: "live" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
-        scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : plot.least] } },
+        scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : plot.minRange] } },
         axes: [
-          { ...axis, size: 26, space: 70, values: (_chart, times) => times.map((time) => clock(time).slice(0, time % 60 ? 8 : 5)) },
-          { ...axis, ...(plot.whole ? { incrs: WHOLE } : {}), size: 56, space: 28, values: (_chart, values) => values.map((value) => plot.written(value)) },
+          { ...axis, size: 26, space: 70, values: (_chart, times) => times.map((time) => formatClock(time).slice(0, time % 60 ? 8 : 5)) },
+          { ...axis, ...(plot.isInteger ? { incrs: INTEGER_STEPS } : {}), size: 56, space: 28, values: (_chart, values) => values.map((value) => plot.format(value)) },
         ],
         series: [
           {},
@@ -116,7 +116,7 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
   const index = at.value ?? samples.at.length - 1;
   const values = plot.lines.map((one) => {
     const value = samples[one.of][index];
-    return `${one.label} ${value == null ? "–" : plot.written(value)}`;
+    return `${one.label} ${value == null ? "–" : plot.format(value)}`;
   });
   const time = samples.at[index];
   return (
@@ -131,7 +131,7 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
           ))}
         </span>
       </figcaption>
-      <div ref={place} role="img" aria-label={`${plot.title}: ${values.join(", ")}${time === undefined ? "" : ` at ${clock(time).slice(0, 8)}`}`} />
+      <div ref={place} role="img" aria-label={`${plot.title}: ${values.join(", ")}${time === undefined ? "" : ` at ${formatClock(time).slice(0, 8)}`}`} />
     </figure>
   );
 }
@@ -143,7 +143,7 @@ export function Charts({ samples }: { samples: Samples }) {
     <section aria-labelledby="live-charts">
       <div class="section-head">
         <h2 id="live-charts">Over time</h2>
-        <TimeWindow title="The last" windows={WINDOWS} chosen={span} />
+        <TimeWindow title="Last" windows={WINDOWS} chosen={span} />
       </div>
       <div class="charts">
         {PLOTS.map((plot) => (

@@ -1,4 +1,4 @@
-import { count, short } from "./format";
+import { formatCount, formatRate } from "../ui/format";
 import type { LiveState, Slot } from "./state";
 
 function Bar({ label, parts, of }: { label: string; parts: [kind: string, value: number][]; of: number }) {
@@ -13,7 +13,7 @@ function Bar({ label, parts, of }: { label: string; parts: [kind: string, value:
         ))}
       </div>
       <span class="number">
-        {count(sum)} / {count(of)}
+        {formatCount(sum)} / {formatCount(of)}
       </span>
     </div>
   );
@@ -35,7 +35,7 @@ function Lane({ slot, perSecond, client }: { slot: Slot; perSecond: number; clie
         <span class="lane-rate">
           {state === "generating" ? (
             <>
-              <b>{short(perSecond)}</b> tokens/s
+              <b>{formatRate(perSecond)}</b> tokens/s
             </>
           ) : null}
         </span>
@@ -52,8 +52,8 @@ function Lane({ slot, perSecond, client }: { slot: Slot; perSecond: number; clie
       <p class="lane-foot">
         {slot.task < 0
           ? "no requests yet"
-          : `${count(slot.predicted)} tokens generated${slot.left >= 0 && slot.busy ? `, at most ${count(slot.left)} more` : ""}` +
-            (slot.cached ? `; ${count(slot.cached)} from the cache` : "")}
+          : `${formatCount(slot.predicted)} tokens generated${slot.left >= 0 && slot.busy ? `, at most ${formatCount(slot.left)} more` : ""}` +
+            (slot.cached ? `; ${formatCount(slot.cached)} from the cache` : "")}
         {client && <span class="client"> {client}</span>}
       </p>
     </li>
@@ -74,7 +74,7 @@ export function Lanes({ live }: { live: LiveState }) {
         ))}
       </ul>
       <p class={waiting ? "queue waits" : "queue"}>
-        {waiting ? `${count(waiting)} queued request${waiting === 1 ? "" : "s"}` : "No queued requests."}
+        {waiting ? `${formatCount(waiting)} queued request${waiting === 1 ? "" : "s"}` : "No queued requests."}
       </p>
     </section>
   );

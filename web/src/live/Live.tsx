@@ -49,7 +49,7 @@ function StreamError({ stream }: { stream: LiveStream }) {
   return stream.errorText.value ? <p class="notice">{stream.errorText.value}</p> : null;
 }
 
-function Engine({ live }: { live: LiveState }) {
+function EngineView({ live }: { live: LiveState }) {
   const now = useNow(live);
   return (
     <>
@@ -71,7 +71,7 @@ function ModelView({ id }: { id: string }) {
     <div class="of-model">
       <h2>{id}</h2>
       {stream && <StreamError stream={stream} />}
-      {live?.slots && <Engine live={live} />}
+      {live?.slots && <EngineView live={live} />}
     </div>
   );
 }
@@ -101,7 +101,7 @@ export function Live() {
       {live?.models && <RouterView live={live} />}
       {live?.slots && (
         <>
-          <Engine live={live} />
+          <EngineView live={live} />
           <Log lines={live.log} />
         </>
       )}

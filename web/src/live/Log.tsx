@@ -1,6 +1,6 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { clock } from "./format";
+import { formatClock } from "../ui/format";
 import { filterLines, levelOf, type LogLine } from "./state";
 
 const MAX_SHOWN = 400;
@@ -77,7 +77,7 @@ export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[
       >
         {found.slice(-MAX_SHOWN).map((line, index) => (
           <div key={`${line.at} ${index}`} class={`line ${levelOf(line)}`}>
-            <time>{clock(line.at)}</time> {levelOf(line) !== "info" && !line.model && <b>{levelOf(line)} </b>}
+            <time>{formatClock(line.at)}</time> {levelOf(line) !== "info" && !line.model && <b>{levelOf(line)} </b>}
             {line.text}
           </div>
         ))}

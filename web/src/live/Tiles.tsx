@@ -1,6 +1,6 @@
 import { Figure, Figures } from "../ui/Figures";
 import { CacheEntries as Entries } from "./CacheEntries";
-import { bytes, count, seconds, short } from "./format";
+import { formatBytes, formatCount, formatRate, formatSeconds } from "../ui/format";
 import type { LiveState } from "./state";
 
 const AVERAGED_SECONDS = 5; // seconds
@@ -17,16 +17,16 @@ export function Tiles({ live }: { live: LiveState }) {
   const last = samples.first_token.findLast((value) => value !== null);
   return (
     <Figures label="Now">
-      <Figure title="Generation" value={short(recentAverage(samples.answer) ?? 0)} more="tokens/s" />
-      <Figure title="Prompts" value={short(recentAverage(samples.prompt) ?? 0)} more="tokens/s" />
+      <Figure title="Generation" value={formatRate(recentAverage(samples.answer) ?? 0)} more="tokens/s" />
+      <Figure title="Prompts" value={formatRate(recentAverage(samples.prompt) ?? 0)} more="tokens/s" />
       <Figure title="Busy slots" value={`${slots.filter((slot) => slot.busy).length}`} more={`of ${slots.length}`} />
-      <Figure title="Queued" value={count(live.waiting ?? 0)} more="requests" />
-      {live.counts && <Figure title="Canceled" value={count(live.counts.cancelled)} more={`of ${count(live.counts.ended)} finished`} />}
-      <Figure title="Time to first token" value={last == null ? "–" : seconds(last)} />
+      <Figure title="Queued" value={formatCount(live.waiting ?? 0)} more="requests" />
+      {live.counts && <Figure title="Canceled" value={formatCount(live.counts.cancelled)} more={`of ${formatCount(live.counts.ended)} finished`} />}
+      <Figure title="Time to first token" value={last == null ? "–" : formatSeconds(last)} />
       <Figure
         title="KV cells"
         value={cells?.total ? `${Math.round((cells.used / cells.total) * 100)}%` : "–"}
-        more={cells?.total ? `of ${count(cells.total)}${cells.shared ? `, ${count(cells.shared)} shared` : ""}` : ""}
+        more={cells?.total ? `of ${formatCount(cells.total)}${cells.shared ? `, ${formatCount(cells.shared)} shared` : ""}` : ""}
       />
     </Figures>
   );
@@ -36,23 +36,23 @@ export function Tiles({ live }: { live: LiveState }) {
 export function CacheTiles({ live }: { live: LiveState }) {
   const cache = live.cache;
   if (!cache) return null;
-  const request = cache.hit_tokens + cache.computed_tokens;
+  const promptTokens = cache.hit_tokens + cache.computed_tokens;
   return (
     <section aria-labelledby="live-cache">
       <h2 id="live-cache">Prompt cache</h2>
       <Figures label="Prompt cache">
-        <Figure title="Prompts in memory" value={count(cache.prompts)} more="plus those in slots" />
-        <Figure title="Tokens" value={count(cache.tokens)} />
-        <Figure title="Memory" value={bytes(cache.bytes)} />
+        <Figure title="Prompts in memory" value={formatCount(cache.prompts)} more="plus those in slots" />
+        <Figure title="Tokens" value={formatCount(cache.tokens)} />
+        <Figure title="Memory" value={formatBytes(cache.bytes)} />
         <Figure
           title="Hits"
-          value={request ? `${Math.round((cache.hit_tokens / request) * 100)}%` : "–"}
-          more={request ? `${count(cache.hit_tokens)} of ${count(request)} tokens` : "no prompts yet"}
+          value={promptTokens ? `${Math.round((cache.hit_tokens / promptTokens) * 100)}%` : "–"}
+          more={promptTokens ? `${formatCount(cache.hit_tokens)} of ${formatCount(promptTokens)} tokens` : "no prompts yet"}
         />
         {cache.disk && (
           <>
-            <Figure title="Files on disk" value={count(cache.disk.files)} more={bytes(cache.disk.bytes)} />
-            <Figure title="Hits on disk" value={count(cache.disk.hits)} more={`${count(cache.disk.tokens_read)} tokens`} />
+            <Figure title="Files on disk" value={formatCount(cache.disk.files)} more={formatBytes(cache.disk.bytes)} />
+            <Figure title="Hits on disk" value={formatCount(cache.disk.hits)} more={`${formatCount(cache.disk.tokens_read)} tokens`} />
           </>
         )}
       </Figures>

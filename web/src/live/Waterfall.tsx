@@ -1,5 +1,5 @@
 import { useSignal } from "@preact/signals";
-import { clock, count, seconds, short } from "./format";
+import { formatClock, formatCount, formatRate, formatSeconds } from "../ui/format";
 import { phases, type LiveRequest, type LiveState } from "./state";
 import { TimeWindow, type Window } from "./TimeWindow";
 
@@ -7,11 +7,11 @@ const WINDOWS: Window[] = [
   [30, "30 seconds"],
   [60, "1 minute"],
   [300, "5 minutes"],
-  [0, "all of the last 100"],
+  [0, "last 100 requests"],
 ];
 
 /** Return the state or the result of a request, and its severity. */
-export function outcome(one: LiveRequest): [words: string, kind: "now" | "good" | "warn" | "bad"] {
+export function requestResult(one: LiveRequest): [words: string, kind: "now" | "good" | "warn" | "bad"] {
   if (one.seconds === undefined) {
     const words = one.first != null ? "generating" : one.slots?.length ? "prompt" : "queued";
     return [words, "now"];
@@ -24,18 +24,18 @@ export function outcome(one: LiveRequest): [words: string, kind: "now" | "good" 
 
 function Row({ one, now, from, span }: { one: LiveRequest; now: number; from: number; span: number }) {
   const length = one.seconds ?? Math.max(0, now - one.at);
-  const [words, kind] = outcome(one);
+  const [words, kind] = requestResult(one);
   const parts = phases(one, length);
-  const durations = parts.map((part) => `${part.phase} ${seconds(part.to - part.from)}`).join(", ");
+  const durations = parts.map((part) => `${part.phase} ${formatSeconds(part.to - part.from)}`).join(", ");
   return (
     <tr class={kind === "now" ? "running" : ""} data-request={one.id}>
-      <td>{clock(one.at).slice(0, 8)}</td>
+      <td>{formatClock(one.at).slice(0, 8)}</td>
       <td class="path">{one.path}</td>
       <td>{one.client || "socket"}</td>
-      <td class="number">{one.prompt ? `${count(one.prompt)} + ${count(one.predicted ?? 0)}` : ""}</td>
-      <td class="number">{one.rate ? short(one.rate) : ""}</td>
+      <td class="number">{one.prompt ? `${formatCount(one.prompt)} + ${formatCount(one.predicted ?? 0)}` : ""}</td>
+      <td class="number">{one.rate ? formatRate(one.rate) : ""}</td>
       <td class="time">
-        <div class="track" role="img" aria-label={`${seconds(length)}: ${durations}`} title={`${seconds(length)}: ${durations}${one.cached ? `; ${count(one.cached)} tokens from the cache` : ""}`}>
+        <div class="track" role="img" aria-label={`${formatSeconds(length)}: ${durations}`} title={`${formatSeconds(length)}: ${durations}${one.cached ? `; ${formatCount(one.cached)} tokens from the cache` : ""}`}>
           {parts.map((part) => {
             const left = Math.max(0, ((one.at + part.from - from) / span) * 100);
             const right = Math.min(100, ((one.at + part.to - from) / span) * 100);
@@ -80,7 +80,7 @@ export function Waterfall({ live, now }: { live: LiveState; now: number }) {
               <th scope="col" class="number">Tokens</th>
               <th scope="col" class="number">Tokens/s</th>
               <th scope="col" class="time">
-                {chosen.value ? `the last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `the last ${seconds(span)}`}
+                {chosen.value ? `Last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `Last ${formatSeconds(span)}`}
               </th>
               <th scope="col">Result</th>
             </tr>

@@ -142,7 +142,7 @@ function rate(before: SlotRate | undefined, slot: Slot, at: number): SlotRate {
   return { task: slot.task, points, perSecond: at > from ? (slot.predicted - n) / (at - from) : 0 };
 }
 
-function appended<T>(old: T[], more: T[] | undefined, most: number): T[] {
+function append<T>(old: T[], more: T[] | undefined, most: number): T[] {
   return more ? [...old, ...more].slice(-most) : old;
 }
 
@@ -159,12 +159,12 @@ export function applyUpdate(before: LiveState | null, update: Update, now: numbe
       ? (Object.fromEntries(
           Object.entries(oldSamples).map(([name, values]) => [
             name,
-            appended<number | null>(values as (number | null)[], samples[name as keyof Samples], MAX_SAMPLES),
+            append<number | null>(values as (number | null)[], samples[name as keyof Samples], MAX_SAMPLES),
           ]),
         ) as unknown as Samples)
       : oldSamples,
-    ended: appended(old?.ended ?? [], ended, MAX_ENDED),
-    log: appended(old?.log ?? [], log, MAX_LINES),
+    ended: append(old?.ended ?? [], ended, MAX_ENDED),
+    log: append(old?.log ?? [], log, MAX_LINES),
     rates: old?.rates ?? new Map<number, SlotRate>(),
   };
   found.rates = new Map((found.slots ?? []).map((slot) => [slot.id, rate(found.rates.get(slot.id), slot, at)]));

@@ -33,7 +33,7 @@ export function Code({ text, language, isComplete }: { text: string; language: s
         <Copy text={text} />
       </div>
       <pre tabIndex={0}>
-        <code>{tree ? colored(tree) : <Plain text={text} />}</code>
+        <code>{tree ? renderHighlighted(tree) : <Plain text={text} />}</code>
       </pre>
     </div>
   );
@@ -41,10 +41,10 @@ export function Code({ text, language, isComplete }: { text: string; language: s
 
 type Node = NonNullable<ReturnType<typeof highlight>> | NonNullable<ReturnType<typeof highlight>>["children"][number];
 
-function colored(node: Node): ComponentChildren {
+function renderHighlighted(node: Node): ComponentChildren {
   if (node.type === "text") return displayText(node.value);
   if (!("children" in node)) return null;
-  const children = node.children.map((child) => colored(child));
+  const children = node.children.map((child) => renderHighlighted(child));
   if (node.type !== "element") return children;
   const names = node.properties.className;
   return <span class={Array.isArray(names) ? names.join(" ") : ""}>{children}</span>;

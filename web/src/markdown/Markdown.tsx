@@ -34,7 +34,7 @@ export function Markdown({ text, isComplete = true }: { text: string; isComplete
 }
 
 const BlockView = memo(
-  ({ block, isComplete }: { block: Block; isComplete: boolean }) => <>{elements(block.tokens, isComplete)}</>,
+  ({ block, isComplete }: { block: Block; isComplete: boolean }) => <>{renderTokens(block.tokens, isComplete)}</>,
   (before, after) => before.block.source === after.block.source && before.isComplete === after.isComplete,
 );
 
@@ -48,33 +48,33 @@ interface Open {
   children: ComponentChildren[];
 }
 
-function elements(tokens: readonly Token[], isComplete: boolean): ComponentChildren[] {
+function renderTokens(tokens: readonly Token[], isComplete: boolean): ComponentChildren[] {
   const root: Open = { tag: "", props: {}, children: [] };
   const stack: Open[] = [root];
   for (const token of tokens) {
     const top = stack.at(-1)!;
     if (token.nesting === 1) {
-      stack.push({ tag: token.hidden ? "" : token.tag, props: properties(token), children: [] });
+      stack.push({ tag: token.hidden ? "" : token.tag, props: attributesOf(token), children: [] });
     } else if (token.nesting === -1) {
       if (stack.length > 1) {
         const { tag, props, children } = stack.pop()!;
-        stack.at(-1)!.children.push(element(tag, props, children));
+        stack.at(-1)!.children.push(createElement(tag, props, children));
       }
     } else {
-      top.children.push(leaf(token, isComplete));
+      top.children.push(renderToken(token, isComplete));
     }
   }
   return root.children;
 }
 
-function element(tag: string, props: Record<string, unknown>, children: ComponentChildren[]): ComponentChildren {
+function createElement(tag: string, props: Record<string, unknown>, children: ComponentChildren[]): ComponentChildren {
   if (tag === "a") return h("a", props, ...children);
   if (!TAGS.has(tag)) return h(Fragment, null, ...children);
   if (tag === "table") return h("div", { class: "scroll" }, h("table", props, ...children));
   return h(tag, props, ...children);
 }
 
-function properties(token: Token): Record<string, unknown> {
+function attributesOf(token: Token): Record<string, unknown> {
   if (token.tag === "a") {
     return { href: token.attrGet("href") ?? "", target: "_blank", rel: "noopener noreferrer nofollow" };
   }
@@ -86,10 +86,10 @@ function properties(token: Token): Record<string, unknown> {
   return found;
 }
 
-function leaf(token: Token, isComplete: boolean): ComponentChildren {
+function renderToken(token: Token, isComplete: boolean): ComponentChildren {
   switch (token.type) {
     case "inline":
-      return h(Fragment, null, ...elements(token.children ?? [], isComplete));
+      return h(Fragment, null, ...renderTokens(token.children ?? [], isComplete));
     case "long_table":
       return <pre class="plain" children={<Plain text={token.content} />} />;
     case "long":

@@ -10,7 +10,7 @@ const MAX_CELLS = 1_000; // of a table, approximately
 const ELEMENTS_OF_FORMULA = 5;
 const SAFE_LINK = /^(https?:|mailto:)/i;
 
-function make(): MarkdownIt {
+function createParser(): MarkdownIt {
   const md = new MarkdownItClass({ html: false, linkify: true, breaks: true, maxNesting: 60 });
   md.validateLink = (url: string) => SAFE_LINK.test(url.trim());
   md.use(math);
@@ -48,7 +48,7 @@ function isBelowHead(text: string): boolean {
   return text.includes("|") && text.includes("-") && /^[\s>|:-]+$/.test(text);
 }
 
-const md = make();
+const md = createParser();
 
 export function parse(text: string): Token[] {
   return md.parse(text, {});
@@ -69,7 +69,7 @@ export function linesOf(text: string): string[] {
 }
 
 /** Return the approximate number of elements of inline tokens; a formula consists of several. */
-function sum(tokens: readonly Token[]): number {
+function countElements(tokens: readonly Token[]): number {
   return tokens.reduce((all, token) => all + (token.type === "math" ? ELEMENTS_OF_FORMULA : 1), 0);
 }
 
@@ -85,7 +85,7 @@ export function blocks(text: string): Block[] {
     if (depth === 0) map = token.map;
     tokens.push(token);
     depth += token.nesting;
-    elements += token.nesting >= 0 ? 1 + sum(token.children ?? []) : 0;
+    elements += token.nesting >= 0 ? 1 + countElements(token.children ?? []) : 0;
     if (depth === 0) {
       const source = map ? lines.slice(map[0], map[1]).join("\n") : `${found.length}`;
       found.push({ source, line: map?.[0] ?? 0, tokens, elements });

@@ -13,7 +13,7 @@ import { VIEWS, type View } from "./views";
 
 const NEXT: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
 
-function served(): string {
+function modelSummary(): string {
   if (!isRouter.value) return props.value.model_alias ?? "ready";
   const loaded = models.value.filter((one) => one.status?.value === "loaded").length;
   return `${loaded} of ${models.value.length} models loaded`;
@@ -22,7 +22,7 @@ function served(): string {
 function Status() {
   const now = health.value;
   const words = {
-    ready: served(),
+    ready: modelSummary(),
     loading: now.state === "loading" ? `loading: ${now.stage || "…"} ${Math.round(now.progress * 100)}%` : "",
     fault: now.state === "fault" ? now.why : "",
     unreachable: "the server cannot be reached",

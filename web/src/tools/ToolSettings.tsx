@@ -3,7 +3,7 @@ import { props } from "../api/server";
 import type { Settings } from "../chat/settings";
 import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
-import { add, addresses, connect, remove, states } from "./mcp";
+import { addServer, addresses, connectServers, removeServer, states } from "./mcp";
 import type { RunnableTool } from "./mcp";
 import { serverTools } from "./catalog";
 
@@ -21,7 +21,7 @@ function withName(names: readonly string[], name: string, isIncluded: boolean): 
 export function ToolSettings({ settings, onChange }: Props) {
   const proxied = props.value.cors_proxy_enabled === true;
   useEffect(() => {
-    if (proxied) void connect();
+    if (proxied) void connectServers();
   }, [proxied, addresses.value]);
   if (!serverTools.value.length && !proxied) return null;
   return (
@@ -75,7 +75,7 @@ function Servers() {
   function submit(event: Event) {
     event.preventDefault();
     try {
-      add(field.current!.value);
+      addServer(field.current!.value);
       field.current!.value = "";
       setWrong("");
     } catch (error) {
@@ -93,11 +93,11 @@ function Servers() {
               {now?.state === "ready" ? `${now.tools.length} tool${now.tools.length === 1 ? "" : "s"}` : now?.state === "failed" ? displayText(now.why) : "connecting…"}
             </small>
             {now?.state === "failed" && (
-              <button class="quiet small" type="button" onClick={() => void connect(true)}>
+              <button class="quiet small" type="button" onClick={() => void connectServers(true)}>
                 Try again
               </button>
             )}
-            <button class="quiet small" type="button" aria-label={`Remove ${address}`} onClick={() => remove(address)}>
+            <button class="quiet small" type="button" aria-label={`Remove ${address}`} onClick={() => removeServer(address)}>
               <Icon name="close" />
             </button>
           </div>

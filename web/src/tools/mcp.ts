@@ -135,7 +135,7 @@ function resultText(result: unknown): string {
 }
 
 /** Connect to new servers; `again`: also to those that failed. */
-export async function connect(again = false): Promise<void> {
+export async function connectServers(again = false): Promise<void> {
   await Promise.all(
     addresses.value.map(async (address) => {
       const before = states.peek()[address];
@@ -152,14 +152,14 @@ export async function connect(again = false): Promise<void> {
 }
 
 /** Add a server's URL. Throws an Error if it is invalid. */
-export function add(text: string): void {
+export function addServer(text: string): void {
   const { href, protocol } = new URL(text.trim());
   if (protocol !== "http:" && protocol !== "https:") throw new Error("the URL must start with http:// or https://");
   if (!addresses.value.includes(href)) addresses.value = [...addresses.value, href];
-  void connect(true);
+  void connectServers(true);
 }
 
-export function remove(address: string): void {
+export function removeServer(address: string): void {
   addresses.value = addresses.value.filter((one) => one !== address);
   const { [address]: _, ...others } = states.value;
   states.value = others;

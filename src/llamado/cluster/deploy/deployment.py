@@ -18,7 +18,7 @@ from llamado.flags import (
     Flag,
     FlagParser,
     Kind,
-    Parsed,
+    ParsedFlags,
     add_flags,
     api_prefix,
     parse,
@@ -121,7 +121,7 @@ class Deployment:
                 raise DeploymentError(f"{text!r} has characters that are not allowed in these files")
 
     @property
-    def parsed(self) -> Parsed:
+    def parsed(self) -> ParsedFlags:
         """The parsed flags of `llamado serve`. Raises FlagError."""
         return _parsed(self.serve, "serve")
 
@@ -295,7 +295,7 @@ class Deployment:
 
 
 @lru_cache(maxsize=16)
-def _parsed(arguments: tuple[str, ...], command: str) -> Parsed:
+def _parsed(arguments: tuple[str, ...], command: str) -> ParsedFlags:
     parser = FlagParser(prog=f"llamado {command}", allow_abbrev=False)
     add_flags(parser, command)
     return parse(parser, command, list(arguments), {})[0]

@@ -63,8 +63,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"no TLS with (?:tls://)?(?P<host>[^\s:]+):(?P<port>\d+)", "worker-no-tls"),
     _pattern(r"Remote RPC server crashed or returned malformed response", "worker-lost"),
     _pattern(r"(?:send|recv) failed \(bytes_(?:sent|recv)=", "worker-lost", is_consequence=True),
-    _pattern(r"(?P<worker>\S+) is away|lost (?:the )?(?:worker|connection)|it closed the connection", "worker-lost",
-             is_consequence=True),
+    _pattern(r"(?P<worker>\S+) is (?:away|lost)|lost (?:the )?(?:worker|connection)|it closed the connection",
+             "worker-lost", is_consequence=True),
     _pattern(r"Unknown command: \d+|Not a worker|it does not keep to the protocol|something else answers there",
              "not-a-worker"),
     _pattern(r"RPC connection failed", "worker-refused", is_consequence=True),
@@ -79,7 +79,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"data is not within the file bounds, model is corrupted or incomplete|unexpectedly reached end of file|"
              r"the file ends too early|was not fetched whole", "truncated"),
     _pattern(r"failed to load GGUF split from|these are missing beside it|illegal split file idx|"
-             r"invalid split (?:n_lines|file)", "missing-part"),
+             r"invalid split (?:count|file)", "missing-part"),
     _pattern(r"unknown model architecture: '(?P<name>[^']+)'|architecture '[^']+' is not supported",
              "architecture"),
     _pattern(r"has invalid ggml type \d+|which has no kernel here", "weight-type"),

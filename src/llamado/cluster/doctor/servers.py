@@ -18,15 +18,14 @@ from llamado.cluster.doctor.logs import explain_lines
 from llamado.cluster.doctor.machine import stopped_finding
 from llamado.cluster.doctor.probes import (
     ConnectResult,
-    HelloResult,
     is_local,
     is_loopback,
     probe_connection,
-    probe_hello,
     speaks_tls,
 )
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.cluster.doctor.workers import endpoint_of
+from llamado.cluster.greeting import HelloResult, probe_hello
 from llamado.outgoing import Maybe, fit, open_client, read_json
 
 _LATE = 2.0

@@ -97,9 +97,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "The server ended during the check",
         "URL: repeated GET /health, and other requests",
         "it was shut down, or it crashed",
-        (
-            "read the end of its log, then start it again   # llamado doctor with the log's name explains the log",
-        ),
+        ("read the end of its log, then start it again   # llamado doctor with the log's name explains the log",),
     ),
     "slow-health": Symptom(
         "/health responds slowly",
@@ -171,9 +169,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "502, 503 or 504 without a reason",
         "URL: an error that is not a llama server's",
         "a proxy whose server is away, or whose timeouts are too short for long responses",
-        (
-            "use the URL of the server behind the proxy   # llamado deploy nginx writes a proxy with suitable timeouts",
-        ),
+        ("use the URL of the server behind the proxy   # llamado deploy nginx writes a proxy with suitable timeouts",),
     ),
     "worker-lost": Symptom(
         "A worker is lost; the server returns 503",
@@ -360,10 +356,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "The model file is incomplete",
         "-m: the sizes in its header",
         "the download was interrupted, or the disk was full",
-        (
-            "rm {path}   # then download it again",
-            "download the file again",
-        ),
+        ("rm {path}   # then download it again", "download the file again"),
     ),
     "missing-part": Symptom(
         "Parts of a split model are missing",
@@ -435,10 +428,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "A file of the Ollama model is missing",
         "-m ollama:NAME: the blob that its manifest refers to",
         "the store was cleaned up or copied in part",
-        (
-            "ollama pull {name}",
-            "ollama pull the model again",
-        ),
+        ("ollama pull {name}", "ollama pull the model again"),
     ),
     # --- this machine
     "port-taken": Symptom(
@@ -467,9 +457,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "The container's memory limit is too small for the model",
         "control group limits compared with the machine's memory",
         "the container or unit is limited to less memory than the machine has",
-        (
-            "docker run --memory {needed}   # compose: deploy.resources.limits.memory; systemd: MemoryMax={needed}",
-        ),
+        ("docker run --memory {needed}   # compose: deploy.resources.limits.memory; systemd: MemoryMax={needed}",),
     ),
     "too-many-threads": Symptom(
         "More threads than cores",
@@ -518,17 +506,13 @@ SYMPTOMS: dict[str, Symptom] = {
         "The system killed the process because memory ran out",
         "LOGFILE: Killed, oom-kill",
         "model, context and cache need more than the machine or container has",
-        (
-            "start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",
-        ),
+        ("start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",),
     ),
     "out-of-memory": Symptom(
         "Out of memory",
         "LOGFILE: a failed buffer allocation",
         "weights, KV cache or batches do not fit in the memory of a device",
-        (
-            "start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",
-        ),
+        ("start with a smaller -c, or -ctk q8_0 -ctv q8_0   # llamado plan with the same flags shows what fits",),
     ),
     "context-full": Symptom(
         "The prompt is longer than the context",

@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from llamado.cluster.doctor.machine import stopped_finding
-from llamado.cluster.doctor.probes import ConnectResult, HelloResult, probe_connection, probe_hello, speaks_tls
+from llamado.cluster.doctor.probes import ConnectResult, probe_connection, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
+from llamado.cluster.greeting import HelloResult, probe_hello
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, Unreachable, backend
 from llamado.devices.split.measure import measure_all
@@ -79,7 +80,7 @@ def _check_worker(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Fi
     greeting = probe_hello(endpoint.host, endpoint.port, timeout, tls)
     if greeting.result is HelloResult.GREETED:
         return _version(where, greeting.version or LATEST.version)
-    if greeting.result is HelloResult.SILENT:
+    if greeting.result in (HelloResult.UNREACHED, HelloResult.SILENT):
         held = stopped_finding(endpoint.host, endpoint.port, where)
         return held or finding("worker-silent", where, f"no greeting within {timeout:g} s", **facts)
     if greeting.result is HelloResult.CERTIFICATE:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.commands.bench.speed import TestLengths, measured_model, whole_numbers
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.models.memory import Span
 from llamado.models.memory.pool import align
 from llamado.terminal.text import print
@@ -78,13 +78,13 @@ class ConcurrentSequences:
         spans: list[Span] = []
         room = self._forward.chunk
         for handle in self._handles:
-            left = n
-            while left:
-                took = min(left, room)
+            remaining = n
+            while remaining:
+                count = min(remaining, room)
                 used = handle.used + sum(span.n for span in spans if span.handle is handle)
-                spans.append(Span(handle, used, took, before=np.zeros(used, np.int32)))
-                left, room = left - took, room - took
-                last = handle is self._handles[-1] and not left
+                spans.append(Span(handle, used, count, before=np.zeros(used, np.int32)))
+                remaining, room = remaining - count, room - count
+                last = handle is self._handles[-1] and not remaining
                 if not room or last:
                     at = sum(span.n for span in spans) - 1
                     self._evaluate(spans, np.array([at] if last else [], np.int32))
@@ -116,7 +116,7 @@ def measure(forward: Forward, pp: int, tg: int, pl: int) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def bench_batches(flags: Parsed) -> int:
+def bench_batches(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     parallel = whole_numbers(flags.n_parallel, "-npl/--n-parallel")

@@ -1,11 +1,11 @@
 """`llamado bench --latency 0,5,10,20,30 --nodes 3,4,5`: decoding speed over slow links, by the number of machines.
 
-N nodes are this machine and N−1 workers, each behind a tap that delays graphs. The workers are the first of `--rpc`;
-without it, workers of one thread are started here. Layers are divided evenly unless `--tensor-split` says otherwise,
-because the table shows what a link costs, not which placement is best.
+N nodes are this machine and N−1 workers, each with a tap in front that delays graphs. The workers are the first ones of
+`--rpc`; without it, workers of one thread are started here. Layers are divided evenly unless `--tensor-split` is given,
+because the table shows the cost of links, not the best placement.
 
 The table measures plain decoding of one stream: no drafts, and activations pass through this machine. A token then
-takes about compute + (N−1) × latency. `--compare` adds columns for what llamado does about that.
+takes about compute + (N−1) × latency. `--compare` adds columns for methods that reduce it.
 
 Texts are sampled, not greedy: greedy text soon repeats itself, and drafts that only repeat would look far too good.
 Each cell is the median over rounds. A round measures every configuration once, so a slow minute of the machine reaches
@@ -38,7 +38,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Event, Failure, Token
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.http import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
@@ -123,7 +123,7 @@ class Configuration:
     drafts: DraftOptions = _NO_DRAFTS
 
     def options(self, base: EngineOptions, split: SplitOptions) -> EngineOptions:
-        """`base` with this configuration, divided as `split` says."""
+        """Apply this configuration and a split to `base`."""
         return replace(base, drafts=self.drafts, split=replace(split, ring=self.ring))
 
 
@@ -138,9 +138,9 @@ def configurations(compared: Sequence[str], drafts: DraftOptions) -> list[Config
 
 
 def predicted(rows: Sequence[Row], row: Row, *, both_ways: bool) -> float:
-    """Return the tokens per second that compute + (N−1) × latency gives.
+    """Return the tokens per second predicted by compute + (N−1) × latency.
 
-    Compute is what a token takes in the row of the same number of nodes with the least latency, without its links.
+    Compute is the time per token without links, from the row with the same number of nodes and the least latency.
     """
     delays = (row.nodes - 1) * (2 if both_ways else 1)
     nearest = min((other for other in rows if other.nodes == row.nodes), key=lambda other: other.latency_ms)
@@ -300,7 +300,7 @@ def nodes_of(text: str, n_workers: int | None) -> list[int]:
     return values
 
 
-def compared_of(flags: Parsed) -> list[str]:
+def compared_of(flags: ParsedFlags) -> list[str]:
     """Return the columns besides plain decoding. Flags of speculative decoding add its column. Raises FlagError."""
     found = set(listed([flags.compare or ""]))
     if unknown := found - set(COMPARED):
@@ -327,7 +327,7 @@ def _load(source: ModelSource, options: EngineOptions, nodes: int) -> LoadedMode
     return llama
 
 
-def bench_latency(flags: Parsed) -> int:
+def bench_latency(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     latencies, compared = latencies_of(flags.latency or _LATENCIES), compared_of(flags)
@@ -352,7 +352,7 @@ def bench_latency(flags: Parsed) -> int:
     source = model_source(flags)
     longest = max(len(opening) for opening in OPENINGS)  # at most one token per letter
     base = base.with_context(max(base.n_ctx, _CONTEXT, base.n_slots * (longest + n_predict)))
-    ways = configurations(compared, base.drafts)
+    configs = configurations(compared, base.drafts)
     rates: dict[tuple[int, float], dict[str, list[float]]] = {(n, latency): {} for n in nodes for latency in latencies}
     with ExitStack() as running:
         workers = given or running.enter_context(own_workers(max(nodes) - 1))
@@ -361,12 +361,12 @@ def bench_latency(flags: Parsed) -> int:
             for n in nodes:
                 print(f"round {round_ + 1} of {rounds}: {n} nodes", file=sys.stderr, flush=True)
                 split = split_for(base.split, taps.endpoints[: n - 1], even="tensor_split" not in flags.given)
-                for way in ways:
+                for config in configs:
                     taps.delay(0.0)
-                    with _load(source, way.options(base, split), n) as llama:
+                    with _load(source, config.options(base, split), n) as llama:
                         for i, latency in enumerate(latencies):
                             taps.delay(latency)
-                            for column, n_streams in way.columns.items():
+                            for column, n_streams in config.columns.items():
                                 # Each seed is used once per engine: drafts would repeat its earlier outputs.
                                 seed = 2 * (round_ * len(latencies) + i)
                                 generation_rate(llama, n_streams, min(_WARM_UP_TOKENS, n_predict), seed + 1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamado.commands.options import engine_options, model_source
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.http import logs
 from llamado.models.memory import Span
 from llamado.terminal.text import print
@@ -104,7 +104,7 @@ def score_text(
     return score
 
 
-def perplexity(flags: Parsed) -> int:
+def perplexity(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     if not flags.file:

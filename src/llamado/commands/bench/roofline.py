@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llamado.commands.bench.speed import TestLengths, measured_model, test_name
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.ggml.ops import Op
 from llamado.gguf.types import TensorType
 from llamado.terminal.text import print
@@ -178,7 +178,7 @@ def measured_pass(
     return rows_of(profile.graph, profile.operations, mask_of, peaks), peaks
 
 
-def bench_roofline(flags: Parsed) -> int:
+def bench_roofline(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     from llamado.commands.bench.machine import Machine
     from llamado.devices import limits

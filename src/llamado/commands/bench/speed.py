@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llamado.commands.options import engine_options, model_source
 from llamado.engine.forward.sizes import weight_sizes
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.ggml.role import ModelPart
 from llamado.http import logs
 from llamado.models.memory import Span
@@ -72,7 +72,7 @@ class TestLengths:
     depths: list[int]
 
     @classmethod
-    def of(cls, flags: Parsed) -> TestLengths:
+    def of(cls, flags: ParsedFlags) -> TestLengths:
         """Read `-p`, `-n` and `-d`. Raises FlagError, also for an invalid `-r`."""
         found = cls(
             [n for n in whole_numbers(flags.n_prompt, "-p/--n-prompt") if n],
@@ -93,7 +93,7 @@ class TestLengths:
 
 @contextmanager
 def measured_model(
-    flags: Parsed, n_tokens: int, n_sequences: int = 1
+    flags: ParsedFlags, n_tokens: int, n_sequences: int = 1
 ) -> Iterator[tuple[ModelSource, EngineOptions, LoadedModel]]:
     """Load the model of the flags with a context of `n_tokens` for all sequences; its engine is stopped.
 
@@ -238,7 +238,7 @@ def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
 
 
-def bench(flags: Parsed) -> int:
+def bench(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     with measured_model(flags, lengths.longest) as (source, _, llama):

@@ -69,7 +69,7 @@ class Chat:
             return
         try:
             value = _value(row, text)
-            Defaults().request([0], **{row.name: value})
+            Defaults().params(**{row.name: value})
         except ValueError:
             raise ChatError(f"{row.name}: expected {_FORMS.get(row.type, row.type)}, got {text!r}") from None
         except LlamadoError as error:
@@ -90,7 +90,7 @@ class Chat:
             kept = json.loads(path.read_text(encoding="utf-8"))
             system, messages = str(kept.get("system") or ""), [_checked(one) for one in kept["messages"]]
             settings = {name: value for name, value in kept.get("settings", {}).items() if name in SETTABLE}
-            Defaults().request([0], **settings)
+            Defaults().params(**settings)
         except OSError as error:
             raise ChatError(f"{path}: {error.strerror}") from None
         except LlamadoError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamado.commands.options import engine_options, model_source, sampling_defaults
 from llamado.engine.options import ModelSource, as_share
 from llamado.engine.parameters import PARAMETERS
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.http import logs
 from llamado.terminal.text import printable
 
@@ -27,7 +27,7 @@ _PATIENCE = 1.0
 """Seconds to wait for standard input before printing a hint."""
 
 
-def run_chat(flags: Parsed, spec: str | None) -> int:
+def run_chat(flags: ParsedFlags, spec: str | None) -> int:
     """Answer once, or chat until the user quits, and return the exit code. Raises LlamadoError, KeyboardInterrupt."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     question = _question(flags)
@@ -87,7 +87,7 @@ def screen_of(*, markdown: bool) -> Screen:
     return MarkdownScreen(Console(highlight=False))
 
 
-def _given(flags: Parsed) -> dict[str, Any]:
+def _given(flags: ParsedFlags) -> dict[str, Any]:
     """Return request parameters: all given flags for a server; only the length for a local model."""
     if not flags.url:
         return {"n_predict": flags.n_predict} if "n_predict" in flags.given else {}
@@ -97,7 +97,7 @@ def _given(flags: Parsed) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in flags.given | samplers and value is not None}
 
 
-def _remote(flags: Parsed, spec: str | None) -> ChatBackend:
+def _remote(flags: ParsedFlags, spec: str | None) -> ChatBackend:
     from llamado.commands.chat.remote import RemoteBackend
 
     names = [*([spec] if spec else []), *(flags.model or [])]
@@ -106,7 +106,7 @@ def _remote(flags: Parsed, spec: str | None) -> ChatBackend:
     return RemoteBackend(flags.url, names[0] if names else None, flags.api_key)
 
 
-def _here(flags: Parsed, spec: str | None) -> ChatBackend:
+def _here(flags: ParsedFlags, spec: str | None) -> ChatBackend:
     from llamado.commands.chat.local import LocalBackend
     from llamado.engine.loaded_model import LoadedModel
 
@@ -132,7 +132,7 @@ def _here(flags: Parsed, spec: str | None) -> ChatBackend:
             print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _question(flags: Parsed) -> str | None:
+def _question(flags: ParsedFlags) -> str | None:
     """Return the prompt to answer once, or None to chat.
 
     The prompt is `--prompt`, followed by standard input if that is a file or pipe. Without `--prompt`, or if it is "-",

@@ -35,26 +35,26 @@ class PlannedMemory(NamedTuple):
     text: str
 
 
-def planned_memory(what: Deployment, target: str) -> PlannedMemory:
+def planned_memory(deployment: Deployment, target: str) -> PlannedMemory:
     """Return the memory of servers and workers, each with an equal share of the layers.
 
     The context size is that of the flags, or the server's default without a memory limit. A worker shared by several
     servers holds the layers of each. Raises LlamadoError if the model file is not on this machine.
     """
-    flags = what.parsed
+    flags = deployment.parsed
     if serves_many(flags):
         raise EngineError("a router loads several models")
     if flags.rpc:
         raise EngineError("a part of the model is on the workers of --rpc")
-    names = [f"worker-{i}:1" for i in range(what.workers)]
+    names = [f"worker-{i}:1" for i in range(deployment.workers)]
     parser = FlagParser(prog="llamado serve", allow_abbrev=False)
     add_flags(parser, "serve")
     rpc = ["--rpc", ",".join(names)] if names else []
-    options = engine_options(parse(parser, "serve", [*what.serve, *rpc], {})[0])
+    options = engine_options(parse(parser, "serve", [*deployment.serve, *rpc], {})[0])
     split = options.split
     if split is not None and not split.tensor_split:
         split = replace(split, tensor_split=(1.0,) * (len(names) + 1))
-    with GGUFFile.open(model_file(what, target)) as file:
+    with GGUFFile.open(model_file(deployment, target)) as file:
         header = file.header
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
@@ -62,15 +62,15 @@ def planned_memory(what: Deployment, target: str) -> PlannedMemory:
     model = load_model(header, options.rope)
     figures = [DeviceFigures(name=name, local=name == "CPU", free=0, total=0, decode=1.0) for name in ("CPU", *names)]
     found = fit(header, model, memory_request(options), figures, split)
-    here, *there = predict(found.sizes, figures, found.placement).shares
+    local, *remote = predict(found.sizes, figures, found.placement).shares
     if (draft_model := options.drafts.model) is not None:
         file_of(draft_model.name)  # raises SourceError if its header would have to be fetched
     draft = planned_draft(header, options)
-    needed = here.memory + found.sizes.embedding + (0 if draft is None else draft.reserve) + _SERVER
+    needed = local.memory + found.sizes.embedding + (0 if draft is None else draft.reserve) + _SERVER
     # The prompt cache grows to half of the limit, or to the size of its flag if that is smaller.
     prompts = needed if options.cache_ram < 0 else min(options.cache_ram << 20, needed)
-    clients = 1 if what.leader_worker_set else what.replicas
-    worker = max((share.memory for share in there), default=0) * clients + _WORKER
+    clients = 1 if deployment.leader_worker_set else deployment.replicas
+    worker = max((share.memory for share in remote), default=0) * clients + _WORKER
     sizes = found.sizes
     text = (
         f"weights {mib(sizes.weights)}, K/V cache of {found.n_cells} tokens {mib(sum(sizes.kv))}, batches "
@@ -79,12 +79,12 @@ def planned_memory(what: Deployment, target: str) -> PlannedMemory:
     return PlannedMemory(_size(needed + prompts), _size(worker), text)
 
 
-def model_file(what: Deployment, target: str) -> Path:
+def model_file(deployment: Deployment, target: str) -> Path:
     """Return the path of the model on this machine. Raises LlamadoError."""
-    flags = what.parsed
+    flags = deployment.parsed
     name = flags.model[0] if flags.model else flags.hf_repo or flags.model_url
     if target in IN_CONTAINERS and name.startswith(f"{MODELS}/"):
-        inside = Path(what.models, name.removeprefix(f"{MODELS}/"))
+        inside = Path(deployment.models, name.removeprefix(f"{MODELS}/"))
         if inside.exists():
             return inside
     return file_of(name)

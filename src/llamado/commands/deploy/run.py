@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamado.errors import LlamadoError
-from llamado.flags import Parsed
+from llamado.flags import ParsedFlags
 from llamado.terminal.text import print
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MEMORY_LIMITS = frozenset({"compose", "helm", "kubernetes", "systemd"})
 """Targets that limit the memory of processes."""
 
 
-def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str]) -> int:
+def run_deploy(flags: ParsedFlags, target: str, file: str | None, serve: Sequence[str]) -> int:
     """Print or write the files of a target. `file`: a cluster.yaml; `serve`: flags of `llamado serve`.
 
     Raises FlagError, ClusterFileError and DeploymentError.
@@ -48,13 +48,13 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     if flags.gateway:
         given["gateway"] = ()
     if file is None:
-        what = _placed(Deployment(serve=tuple(serve), **given), target, choose="models" not in flags.given)
+        deployment = _placed(Deployment(serve=tuple(serve), **given), target, choose="models" not in flags.given)
     else:
         changes = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
-        what = _of_file(file, target, serve, changes | ({"gateway": ()} if flags.gateway else {}))
-    files = files_for(target, what)
-    if target in _MEMORY_LIMITS and what.memory is None:
-        files = files_for(target, _with_memory_limits(what, target))
+        deployment = _of_file(file, target, serve, changes | ({"gateway": ()} if flags.gateway else {}))
+    files = files_for(target, deployment)
+    if target in _MEMORY_LIMITS and deployment.memory is None:
+        files = files_for(target, _with_memory_limits(deployment, target))
     if flags.out:
         for path in write(files, Path(flags.out)):
             print(path)
@@ -69,7 +69,7 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     return 0
 
 
-def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
+def _placed(deployment: Deployment, target: str, *, choose: bool) -> Deployment:
     """Replace the path of a local model by its path in the target.
 
     Containers mount a folder of models. `choose`: mount the folder of the file.
@@ -79,32 +79,32 @@ def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
     from llamado.cluster.deploy.from_file import IN_CONTAINERS
     from llamado.flags import split_flags
 
-    words, found = split_flags(what.serve, "serve", ("model",)) if what.parsed.model else ((), {})
+    words, found = split_flags(deployment.serve, "serve", ("model",)) if deployment.parsed.model else ((), {})
     path = Path(*found.get("model", [""]))
     if len(found.get("model", [])) != 1 or not path.is_file():
-        return what
+        return deployment
     path = path.resolve()
-    folder = path.parent if choose else Path(what.models).resolve()
+    folder = path.parent if choose else Path(deployment.models).resolve()
     place = str(path)
     if target in IN_CONTAINERS:
         if not path.is_relative_to(folder):
-            return what
+            return deployment
         place = f"{MODELS}/{path.relative_to(folder)}"
-    return dataclasses.replace(what, serve=(flag_name("serve", "model"), place, *words), models=str(folder))
+    return dataclasses.replace(deployment, serve=(flag_name("serve", "model"), place, *words), models=str(folder))
 
 
-def _with_memory_limits(what: Deployment, target: str) -> Deployment:
+def _with_memory_limits(deployment: Deployment, target: str) -> Deployment:
     """Set memory limits from the needs of the model, if its file is on this machine."""
     from llamado.commands.deploy.memory import planned_memory
 
     try:
-        planned = planned_memory(what, target)
+        planned = planned_memory(deployment, target)
     except LlamadoError as error:
         print(f"llamado: no memory limits: {error}; --memory SIZE sets them", file=sys.stderr)
-        return what
-    worker = f", each worker {planned.worker}" if what.workers else ""
+        return deployment
+    worker = f", each worker {planned.worker}" if deployment.workers else ""
     print(f"llamado: memory of each server {planned.server}{worker}: {planned.text}", file=sys.stderr)
-    return dataclasses.replace(what, memory=planned.server, worker_memory=planned.worker)
+    return dataclasses.replace(deployment, memory=planned.server, worker_memory=planned.worker)
 
 
 def _of_file(file: str, target: str, serve: Sequence[str], given: dict[str, Any]) -> Deployment:

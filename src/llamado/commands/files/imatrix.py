@@ -21,7 +21,7 @@ from rich.table import Table
 
 from llamado.commands.options import read_file
 from llamado.commands.split_options import workers
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.quantize.imatrix import ColumnSums, Imatrix, is_observed, merge, read_imatrix, write_imatrix
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 from llamado.terminal.console import Console
@@ -56,7 +56,7 @@ class ImatrixOptions:
     rpc: tuple[str, ...] = ()
 
 
-def run_imatrix(flags: Parsed) -> int:
+def run_imatrix(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     before = tuple(name for given in flags.in_file or [] for name in given.split(",") if name)
     if flags.show_statistics:

@@ -53,9 +53,9 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
     for heading in ("USED", "FROM"):
         table.add_column(heading, no_wrap=True)
     for model, facts in rows:
-        known = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
+        columns = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
         name = model.spec if model.is_complete else f"{model.spec} (incomplete)"
-        table.add_row(Text(name), *known, size_text(model.size), _ago(model.last_used), model.source)
+        table.add_row(Text(name), *columns, size_text(model.size), _ago(model.last_used), model.source)
     _console().print(table if rows else "no models; llamado pull smollm2 downloads one")
     return 0
 
@@ -145,7 +145,7 @@ def run_rm(name: str, *, yes: bool, force: bool) -> int:
 
 def mapping_processes(files: Sequence[Path]) -> list[tuple[int, str]]:
     """Return ID and command of this user's processes that map one of the files; [] without /proc."""
-    wanted = {str(file.resolve()) for file in files}
+    paths = {str(file.resolve()) for file in files}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -156,6 +156,6 @@ def mapping_processes(files: Sequence[Path]) -> list[tuple[int, str]]:
         except (OSError, ValueError):
             continue
         # Address, permissions, offset, device, inode and path (proc(5)).
-        if any(len(words := line.split(None, 5)) == 6 and words[5] in wanted for line in lines):
+        if any(len(words := line.split(None, 5)) == 6 and words[5] in paths for line in lines):
             found.append((int(folder.name), command.strip()[:80]))
     return sorted(found)

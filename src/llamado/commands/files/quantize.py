@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from llamado.commands.options import metadata_overrides
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.gguf import GGUFFile
 from llamado.gguf.sources.stored import file_of
 from llamado.gguf.types import TensorType
@@ -22,30 +22,30 @@ from llamado.quantize.write import output_paths, write
 from llamado.terminal.console import Console
 
 
-def run_quantize(flags: Parsed, words: list[str]) -> int:
+def run_quantize(flags: ParsedFlags, words: list[str]) -> int:
     """Run the command. `words`: IN [OUT] TYPE [THREADS]. Raises LlamadoError."""
     source, given, kind, n_threads = _words(words)
     request = _request(flags, kind)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = time.monotonic()
     with GGUFFile.open(source) as file:
-        what = plan(file, request)
-        for name in what.fallbacks:
+        file_plan = plan(file, request)
+        for name in file_plan.fallbacks:
             console.print(f"{name}: its rows do not fit the blocks of the usual type; using another type", markup=False)
         # As in llama-quantize, next to the input file; the files of named models are in a cache.
         beside = source.parent if Path(words[0]).expanduser().exists() else Path()
         path = given or beside / f"ggml-model-{kind.name}.gguf"
-        paths = output_paths(path, request, len(what.files))
-        _print_summary(console, file, what)
+        paths = output_paths(path, request, len(file_plan.files))
+        _print_summary(console, file, file_plan)
         if flags.dry_run:
-            if what.needing_imatrix:
+            if file_plan.needing_imatrix:
                 console.print(f"{kind.name} needs an importance matrix (--imatrix); llamado imatrix computes one")
             return 0
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=what.nbytes)
+            task = bar.add_task("", total=file_plan.nbytes)
             write(
-                file, what, request, paths, n_threads=n_threads,
+                file, file_plan, request, paths, n_threads=n_threads,
                 progress=lambda name, n: bar.update(task, advance=n, description=name),
             )  # fmt: skip
     console.print(f"{', '.join(map(str, paths))}: written in {time.monotonic() - began:.1f} s", markup=False)
@@ -82,7 +82,7 @@ def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
     return file_of(source), out, kind, n_threads
 
 
-def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
+def _request(flags: ParsedFlags, kind: FileType) -> QuantizeRequest:
     types = [_pattern("--tensor-type", text) for text in flags.tensor_type or []]
     if flags.tensor_type_file:
         try:
@@ -108,7 +108,7 @@ def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
     )
 
 
-def _imatrix(flags: Parsed) -> Imatrix | None:
+def _imatrix(flags: ParsedFlags) -> Imatrix | None:
     include, exclude = flags.include_weights or [], flags.exclude_weights or []
     if include and exclude:
         raise FlagError("--include-weights and --exclude-weights: give one of them")
@@ -140,14 +140,14 @@ def _layers(text: str | None) -> frozenset[int]:
     return frozenset(map(int, numbers))
 
 
-def _print_summary(console: Console, file: GGUFFile, what: FilePlan) -> None:
+def _print_summary(console: Console, file: GGUFFile, file_plan: FilePlan) -> None:
     """Print the sizes before and after, and the number of tensors of each type."""
-    steps = [step for one in what.files for step in one.tensor_plans]
+    steps = [step for one in file_plan.files for step in one.tensor_plans]
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.target.type.name] = counts.get(step.target.type.name, 0) + 1
     n = sum(step.source.n_elements for step in steps) or 1
     console.print("tensors: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
-    for label, size in (("model", file.nbytes), ("quantized", what.nbytes)):
+    for label, size in (("model", file.nbytes), ("quantized", file_plan.nbytes)):
         console.print(f"{label:9} {size / 2**20:9.2f} MiB, {8 * size / n:.2f} bits per weight")
     sys.stderr.flush()

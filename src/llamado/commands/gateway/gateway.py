@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamado.commands.http_options import access_rules, configure_logs, hosts_of, metrics_labels
-from llamado.flags import FlagError, Parsed, check_port
+from llamado.flags import FlagError, ParsedFlags, check_port
 from llamado.gateway import serve
 from llamado.gateway.options import GatewayOptions, ReplicaOptions, read_config, read_keys
 from llamado.http import sockets
@@ -17,7 +17,7 @@ from llamado.http import sockets
 _TIMES = ("health_interval", "health_timeout", "stall_timeout", "patience")
 
 
-def gateway_options(flags: Parsed) -> GatewayOptions:
+def gateway_options(flags: ParsedFlags) -> GatewayOptions:
     """Merge flags and the file of `--config`; flags take precedence. Raises FlagError, GatewayError."""
     settings: dict[str, Any] = read_config(flags.gateway_config) if flags.gateway_config else {}
     replicas = list(settings.pop("replicas", ()))
@@ -50,7 +50,7 @@ def gateway_options(flags: Parsed) -> GatewayOptions:
     )
 
 
-def run_gateway(flags: Parsed) -> int:
+def run_gateway(flags: ParsedFlags) -> int:
     """Serve until the process is asked to stop, and return the exit code. Raises LlamadoError."""
     options = gateway_options(flags)
     hosts, port = hosts_of(flags), check_port("--port", flags.port)

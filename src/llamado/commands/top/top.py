@@ -13,7 +13,7 @@ import httpx
 from llamado.commands.top.gateway import CELLS, TokenRates, gateway_screen
 from llamado.commands.top.screen import COLUMNS, Snapshot, screen
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.outgoing import fit, open_client, read_json
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
@@ -30,7 +30,7 @@ class _NoClusterError(TopError):
     """The address has no `/cluster`."""
 
 
-def top(flags: Parsed, url: str) -> int:
+def top(flags: ParsedFlags, url: str) -> int:
     """Show a server's machines, or a gateway's replicas, until the user quits; once with --once or --json.
 
     Raises TopError.
@@ -73,7 +73,7 @@ class _Server:
         return cluster(self._http, self._url)
 
     def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
-        """Return the state now, of which `body` is the first part."""
+        """Return the current state. `body`: the response of `body()`."""
         at = time.time()
         busy, counts = slots(self._http, self._url), requests(self._http, self._url)
         return Snapshot(
@@ -102,7 +102,7 @@ class _Gateway:
         return body
 
     def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
-        """Return the state now, of which `body` is the first part."""
+        """Return the current state. `body`: the response of `body()`."""
         replicas = body["replicas"]
         try:
             scraped = self._http.get(f"{self._url}/metrics")

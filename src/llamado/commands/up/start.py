@@ -30,7 +30,7 @@ from llamado.cluster.state import (
 from llamado.cluster.supervisor import Nodes, ServiceStatus, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, Parsed, refuse_broken_lines, secrets_of
+from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, ParsedFlags, refuse_broken_lines, secrets_of
 from llamado.installation import own_command
 from llamado.processes.secret_values import child_environment, secret
 from llamado.terminal.console import Console
@@ -43,7 +43,7 @@ class UpError(LlamadoError):
     """A cluster in the background ended before it was ready."""
 
 
-def run_up(flags: Parsed, namespace: argparse.Namespace) -> int:
+def run_up(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     """Run the command until the cluster has ended, or with `--detach` until it is ready. Raises LlamadoError."""
     server_flags = namespace.server_flags or json.loads(secret(UP_SERVER_FLAGS) or "[]")
     config = cluster_config(flags, namespace.file, server_flags)
@@ -65,7 +65,7 @@ def run_in_foreground(config: ClusterConfig) -> int:
         return asyncio.run(_ClusterRun(config, services, folder).run())
 
 
-def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> ClusterConfig:
+def cluster_config(flags: ParsedFlags, file: str | None, server: Sequence[str]) -> ClusterConfig:
     """Return the configuration of a file, changed by flags. `server`: flags of the server.
 
     Raises FlagError and ClusterFileError.
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _workers(flags: Parsed) -> int | tuple[WorkerConfig, ...]:
+def _workers(flags: ParsedFlags) -> int | tuple[WorkerConfig, ...]:
     """Return the workers of `--nodes` and `--latency`. Raises FlagError."""
     try:
         links = [float(text) for text in re.split("[,/]+", flags.latency or "") if text]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamado.errors import LlamadoError
-from llamado.flags import FlagParser, Parsed, add_flags, api_prefix, parse
+from llamado.flags import FlagParser, ParsedFlags, add_flags, api_prefix, parse
 from llamado.installation import PROGRAMS
 from llamado.rpc.endpoint import client_tls
 from llamado.server.switches import PredictRoutes
@@ -111,7 +111,7 @@ def _unchecked() -> ssl.SSLContext:
     return context
 
 
-def _worker_tls(flags: Parsed) -> ssl.SSLContext | None:
+def _worker_tls(flags: ParsedFlags) -> ssl.SSLContext | None:
     """Return TLS settings for a worker. If it requires client certificates, its own certificate is used."""
     if not flags.tls_cert:
         return None

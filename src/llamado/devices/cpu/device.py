@@ -99,7 +99,7 @@ class CpuDevice:
         """The number of threads that serve small batches."""
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
 
-    pulse = None
+    heartbeat_seconds = None
     links = False
 
     def link(self, target: Device) -> TensorLink | None:
@@ -137,9 +137,9 @@ class CpuDevice:
                 buffer.expect_all(offset, tensor.nbytes)
         return [buffer]
 
-    own_weights = 0
+    local_weight_bytes = 0
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Do nothing: weights are used in place."""
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
@@ -209,7 +209,7 @@ class CpuDevice:
         if compiler.scratch.size:  # every thread's own, used by all operations
             compiler.scratch.offset = size
             size += compiler.scratch.size
-        if size > self.working:
+        if size > self.working_bytes:
             self.reserve(size)
         if size > self._arena.size:
             if size > self.memory()[1] // 2:
@@ -241,24 +241,24 @@ class CpuDevice:
         return found
 
     @property
-    def working(self) -> int:
+    def working_bytes(self) -> int:
         """Bytes of the arena that the kept programs need: they run one at a time and share it."""
         return max((compiled.program.arena_size for compiled in self._programs.values()), default=0)
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drop the programs of graphs, and the part of the arena that only they needed."""
         self.finish()
-        before = self.working
+        before = self.working_bytes
         for graph in graphs:
             if self._compiled(graph) is not None:
                 del self._programs[id(graph)]
         if not self._programs:
             self._arena.free()
             self._arena = CpuBuffer.allocate(_LEAST_ARENA)
-        elif (used := self.working) < before:
+        elif (used := self.working_bytes) < before:
             self._arena.discard(used)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Return the arena's pages to the OS. Programs are kept; outputs without a buffer are lost."""
         self.finish()
         self._arena.discard(0)

@@ -252,7 +252,7 @@ class Jit:
             self._segments.move_to_end(id(found.segment))
         return found
 
-    def rest(self) -> None:
+    def release_compiler_pages(self) -> None:
         """Release the pages of the compiler's code, most of which only starting and compiling need.
 
         They are unchanged pages of a file and are read again when needed.

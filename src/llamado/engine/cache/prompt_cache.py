@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,12 +168,35 @@ class CellReader:
         return False
 
 
+class Tails(Protocol):
+    """Tails of sequences: the state of layers that do not keep all tokens."""
+
+    def tail_reach(self, tail: int, n: int) -> int:
+        """Return the tokens, at most `n`, from which a sequence can continue with the tail of `tail` tokens."""
+        ...
+
+    def tail_bytes(self, n: int) -> int:
+        """Return the size of the tail of `n` tokens."""
+        ...
+
+
+class _NoTails:
+    def tail_reach(self, tail: int, n: int) -> int:
+        return min(tail, n)
+
+    def tail_bytes(self, n: int) -> int:
+        return 0
+
+
+NO_TAILS: Tails = _NoTails()
+"""Tails of a memory that keeps all tokens."""
+
+
 class PromptStore:
     """Sequences, most recently used last, with at most `limit` bytes in all (None: no limit).
 
-    Up to half of the limit may be reserved for others (see `reserve`). `most_tails`: of one sequence. `reach`: returns
-    how many tokens, at most n, one can continue from with a tail (see Memory.tail_reach). `tail_bytes`: size of a tail.
-    `dropped`: called with evicted sequences, and with sequences larger than the limit; None: they are discarded.
+    Up to half of the limit may be reserved for others (see `reserve`). `most_tails`: of one sequence. `dropped`: called
+    with evicted sequences, and with sequences larger than the limit; None: they are discarded.
     """
 
     def __init__(
@@ -180,8 +204,7 @@ class PromptStore:
         limit: int | None,
         cell_bytes: int,
         piece: int,
-        reach: Callable[[int, int], int] = min,
-        tail_bytes: Callable[[int], int] = lambda n: 0,
+        tails: Tails = NO_TAILS,
         most_tails: int = 32,
         dropped: Callable[[StoredSequence], None] | None = None,
     ) -> None:
@@ -190,8 +213,8 @@ class PromptStore:
         self._dropped = dropped
         self._cell_bytes = cell_bytes
         self._piece = piece
-        self._reach = reach
-        self._tail_bytes = tail_bytes
+        self._reach = tails.tail_reach
+        self._tail_bytes = tails.tail_bytes
         self._kept: list[StoredSequence] = []
         self.nbytes = self.n_tokens = 0
         self._entries: tuple[StoredPrompt, ...] | None = ()

@@ -58,7 +58,7 @@ class NoGeneration:
         self._scales.set(scales)
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         """Raise EngineError with llama-server's message."""
         raise EngineError("the current context does not support logits computation. skipping")

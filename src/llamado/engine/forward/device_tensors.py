@@ -208,7 +208,7 @@ class DeviceTensors:
         buffers: list[Buffer] = []
         try:
             if not device.local:
-                device.expect([(tensor, self._bytes(tensor.name)) for tensor in weights])
+                device.announce_weights([(tensor, self._bytes(tensor.name)) for tensor in weights])
             for group in self._groups(device, weights):
                 buffers += device.load([(tensor, self._bytes(tensor.name)) for tensor in group], progress)
         except BaseException:

@@ -14,7 +14,7 @@ candidates. Three things differ on purpose:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -77,13 +77,24 @@ class _AllowedTokens(NamedTuple):
 _EVERYTHING = _AllowedTokens(None)
 
 
+class SamplerSetup(NamedTuple):
+    """Setup that all samplers of a model share."""
+
+    n_vocab: int
+    eog: Collection[int] = ()
+    """Ids that end an answer."""
+    vocabulary: SamplerVocabulary | None = None
+    """Without one, DRY has no sequence breakers and there is no infill."""
+    top_rows: RowFinder = top_rows_numpy
+    """A faster kernel."""
+
+
 class Sampler:
     """The sampler chain of one request.
 
-    For each token of the answer call `sample`, then `accept` with its result. `eog`: ids that end an answer.
-    `vocabulary`: without one, DRY has no sequence breakers and there is no infill. `matcher`: the constraint of the
-    answer; `get_ready` queries it ahead of time. `processor`: changes the logits of each token before all else.
-    `top_rows`: a faster kernel. `weights`: True if `candidates` will be called, which rules out drawing in the kernel.
+    For each token of the answer call `sample`, then `accept` with its result. `matcher`: the constraint of the answer;
+    `get_ready` queries it ahead of time. `processor`: changes the logits of each token before all else. `weights`: True
+    if `candidates` will be called, which rules out drawing in the kernel.
 
     The largest logits of many samplers' rows can be found together: `prepare` returns how many of which row it needs,
     or the parameters of a draw from them, and `sample` takes the result.
@@ -92,18 +103,16 @@ class Sampler:
     def __init__(
         self,
         sampling: Sampling,
+        setup: SamplerSetup,
         *,
         seed: int,
-        n_vocab: int,
-        eog: Iterable[int] = (),
-        top_rows: RowFinder = top_rows_numpy,
-        vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
         processor: Callable[[NDArray[np.intc], F32], F32] | None = None,
         weights: bool = True,
     ) -> None:
         s = sampling
-        self._sampling, self._top_rows, self._eog = sampling, top_rows, tuple(eog)
+        n_vocab, eog, vocabulary, top_rows = setup
+        self._sampling, self._setup, self._top_rows = sampling, setup, top_rows
         self._seed = seed
         self._n_vocab = n_vocab
         self._matcher = matcher
@@ -215,8 +224,7 @@ class Sampler:
         """Return a sampler with the same random numbers that ignores earlier tokens."""
         names = tuple(name for name in self._sampling.samplers if name in _INDEPENDENT)
         plain = replace(self._sampling, samplers=names, mirostat=0)
-        top_rows = self._top_rows
-        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_rows=top_rows, weights=False)
+        return Sampler(plain, self._setup._replace(vocabulary=None), seed=self._seed, weights=False)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence with the prompt's tokens, which count for penalties and DRY."""

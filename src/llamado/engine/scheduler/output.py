@@ -64,7 +64,7 @@ class OutputProcessor:
         """Return the results that `advance` needs for rows of logits, computed for all of them together."""
         asked = []
         for i, (task, row) in enumerate(zip(tasks, rows, strict=True)):
-            if task.generated or task.request.n_predict != 0:
+            if task.generated or task.params.n_predict != 0:
                 with suppress(Exception):  # `advance` gets the same error
                     wanted = task.sampler.prepare(row, task.n_prompt + len(task.generated))
                     if wanted is not None:
@@ -81,7 +81,7 @@ class OutputProcessor:
         for place, row in enumerate(rows, first + 1):
             if task.request.on_prompt_row is not None:
                 task.request.on_prompt_row(place - 1, row)
-            if not task.request.prompt_probs:
+            if not task.params.prompt_probs:
                 continue
             task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
 
@@ -90,14 +90,14 @@ class OutputProcessor:
 
         `found`: the result of `find`, if it was called.
         """
-        request = task.request
+        request, params = task.request, task.params
         now = time.perf_counter()
         if task.generated:
             self._stats.inter_token.add(now - task.t_last)
         else:
             task.t_first = now
             self._stats.first_token.add(now - task.t_arrival)
-            if request.n_predict == 0:
+            if params.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
         if request.until is not None and request.until(slot.tokens[: slot.length].copy(), row):
@@ -108,7 +108,7 @@ class OutputProcessor:
             return None
         # the position in the whole answer, also after a context shift: no random number is used twice
         token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
-        probs = self._probs(task, row, token) if request.n_probs else None
+        probs = self._probs(task, row, token) if params.n_probs else None
         task.sampler.accept(token)
         task.ahead.judge(token)
         task.generated.append(token)
@@ -117,7 +117,7 @@ class OutputProcessor:
 
         answer = task.answer
         begin = answer.length
-        text = answer.push(self._tokenizer.piece(token, special=request.special or token in request.preserved))
+        text = answer.push(self._tokenizer.piece(token, special=params.special or token in params.preserved))
         if probs is not None:
             task.probs.append(probs)
             task.probs_at.append(begin)
@@ -128,16 +128,16 @@ class OutputProcessor:
             stop = "eos"
         elif answer.stopping_word:
             stop = "word"
-        elif answer.outdented or request.n_predict == len(task.generated):
+        elif answer.outdented or params.n_predict == len(task.generated):
             stop = "limit"
         elif full and not (self._context_shift and slot.n_ctx > 2):  # of two tokens there is none to drop
             stop, task.truncated = "limit", True
-        elif 0 < request.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
+        elif 0 < params.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
             stop = "limit"
         if stop != "none":
             text += answer.finish()
 
-        timings = task.timings() if request.timings_per_token else None
+        timings = task.timings() if params.timings_per_token else None
         index = len(task.generated) - 1
         before = () if index else self._prompt_probs(task)
         task.queue_event(Token(text, [token], None if probs is None else [probs], index, timings, before))
@@ -151,24 +151,24 @@ class OutputProcessor:
 
     def _shift(self, slot: Slot, task: Task) -> None:
         """Drop part of a full context, by llama-server's rule for the amount."""
-        request = task.request
-        n_keep = task.n_prompt if request.n_keep < 0 else request.n_keep
+        params = task.params
+        n_keep = task.n_prompt if params.n_keep < 0 else params.n_keep
         n_keep = max(0, min(n_keep + self._tokenizer.add_bos, slot.n_ctx - 4))
         n_left = slot.length - n_keep
-        n_discard = min(request.n_discard or n_left // 2, n_left - 1)
+        n_discard = min(params.n_discard or n_left // 2, n_left - 1)
         log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
         self._shift_slot(slot, n_keep, n_discard)
         task.truncated = True
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
-        if not task.request.post_sampling_probs:
-            return self._raw_probs(task, row, token, special=task.request.special)
-        own, top = task.sampler.candidates(task.request.n_probs, token)
+        if not task.params.post_sampling_probs:
+            return self._raw_probs(task, row, token, special=task.params.special)
+        own, top = task.sampler.candidates(task.params.n_probs, token)
         found = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
-        return self._named(found, special=task.request.special)
+        return self._named(found, special=task.params.special)
 
     def _raw_probs(self, task: Task, row: NDArray[np.float32], token: int, *, special: bool) -> TokenProbs:
-        own, top = log_softmax_top(row, task.request.n_probs, token)
+        own, top = log_softmax_top(row, task.params.n_probs, token)
         return self._named([(i, math.exp(logp), logp) for i, logp in [(token, own), *top]], special=special)
 
     def _named(self, found: Sequence[tuple[int, float, float]], *, special: bool) -> TokenProbs:
@@ -178,7 +178,7 @@ class OutputProcessor:
         return TokenProbs(TokenProb(token, piece(token), prob, logprob), TopTokens(others, piece))
 
     def _prompt_probs(self, task: Task) -> list[TokenProbs]:
-        if not task.request.prompt_probs:
+        if not task.params.prompt_probs:
             return []
         first = self._named([(task.request.prompt[0], math.nan, math.nan)], special=True)
         return [first, *(probs for _, probs in sorted(task.prompt_probs.items()))]

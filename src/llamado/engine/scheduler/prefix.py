@@ -93,8 +93,7 @@ class SequenceCache:
                 limit,
                 memory.token_bytes,
                 piece_cells(memory.token_bytes),
-                memory.tail_reach,
-                memory.tail_bytes,
+                memory,
                 max(self._most_snapshots, 1),
                 None if disk is None else disk.put,
             )
@@ -112,7 +111,7 @@ class SequenceCache:
         """Give a slot to a request, and find the slot with the longest common prefix."""
         self._check_numerics()
         n_keep = branch = 0
-        if task.request.cache_prompt:
+        if task.params.cache_prompt:
             # the last token is always evaluated, because its logits are not kept
             scales = task.scales
             branch = min(slot.common_prefix(prompt, scales), prompt.size - 1)
@@ -179,7 +178,7 @@ class SequenceCache:
         if slot.handle is not None:
             self.memory.free(slot.handle)
             slot.handle = None
-        slot.recall = slot.task is not None and slot.task.request.cache_prompt
+        slot.recall = slot.task is not None and slot.task.params.cache_prompt
         if slot.task is None:
             slot.length = 0
 

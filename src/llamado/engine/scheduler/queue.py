@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -14,12 +15,11 @@ from typing import Any, Literal, TypeVar
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.errors import EngineClosed, QueueFull
-from llamado.engine.forward.contract import Scales
-from llamado.engine.request import Event, Failure, Request
-from llamado.engine.sampling.chain import Sampler
-from llamado.engine.sampling.rng import Seed
+from llamado.engine.request import Event, Failure
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -123,23 +123,13 @@ class Queue:
         seconds = (time.monotonic() - ends[0]) * max(1, self._most) / (2 * len(ends)) if ends else 1.0
         raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
 
-    def add(
-        self,
-        request: Request,
-        emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
-        *,
-        sampler: Sampler,
-        seed: Seed,
-        scales: Scales,
-    ) -> Task:
+    def add(self, task: Task) -> None:
         """Add a request. Raises EngineClosed."""
         with self.wake:
             self._check_open()
-            task = self._enter(request, emit, taken, sampler, seed, scales)
+            self._register(task)
             self._inbox.append(task)
             self.wake.notify()
-        return task
 
     def add_slot_task(self, slot_task: SlotTask) -> None:
         """Add a task for a slot. Raises QueueFull and EngineClosed."""
@@ -154,19 +144,10 @@ class Queue:
         if self.closing:
             raise EngineClosed("the server is shutting down and takes no more requests")
 
-    def _enter(
-        self,
-        request: Request,
-        emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
-        sampler: Sampler,
-        seed: Seed,
-        scales: Scales,
-    ) -> Task:
-        task = Task(self._next_id, request, emit, taken, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
+    def _register(self, task: Task) -> None:
+        task.id, task.outbox = self._next_id, self._outbox
         self._next_id += 1
         self.tasks[task.id] = task
-        return task
 
     def cancel(self, task_id: int) -> None:
         """Cancel a task; one that is over or unknown is ignored."""
@@ -211,12 +192,10 @@ class Queue:
     def n_deferred(self) -> int:
         return len(self.waiting) + len(self._inbox) + len(self.slot_tasks)
 
-    def enter(
-        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
-    ) -> Task:
+    def enter(self, task: Task) -> None:
         """Add a request of the engine itself, which waits for no slot."""
         with self.wake:
-            return self._enter(request, emit, None, sampler, seed, scales)
+            self._register(task)
 
     def receive(self) -> None:
         """Take over new requests; `wake` must be held."""
@@ -224,16 +203,24 @@ class Queue:
         self._inbox.clear()
 
     def deliver(self, *, wait: bool = False) -> None:
-        """Send the waiting events to their receivers; with `wait` give these time to handle them."""
-        if self._outbox:
-            events = self._outbox.copy()
-            self._outbox.clear()
-            for task, event in events:
-                task.deliver(event)
-            if wait:
-                for taken in {task.taken for task, _ in events if not task.cancelled}:
-                    if taken is not None:
-                        taken()
+        """Send the waiting events to their receivers; `wait`: give these time to handle them (see Engine.submit)."""
+        if not self._outbox:
+            return
+        events = self._outbox.copy()
+        self._outbox.clear()
+        for task, event in events:
+            if task.cancelled:
+                continue
+            try:
+                task.emit(event)
+            except Exception:
+                # the receiver cannot get any more events
+                log.exception("the receiver of task %d failed; the task is dropped", task.id)
+                task.cancelled = True
+        if wait:
+            for flush in {task.flush for task, _ in events if not task.cancelled}:
+                if flush is not None:
+                    flush()
 
     def release(self, slot: Slot) -> None:
         """End the slot's request."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import numpy as np
@@ -19,12 +19,12 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.cache.slot_file import SlotFile, SlotReader, write_slot
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, piece_cells
-from llamado.engine.request import Done, Event, Failure, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.request import Done, Event, Failure, GenerationParams, Request
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.slots import Slot
+from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
 from llamado.models.memory import Handle
 
@@ -43,7 +43,7 @@ class CellsGone(EngineError):
 class SlotHold:
     """Exclusive access of a job to a slot.
 
-    All methods except `release` run on the engine's thread, and raise DeviceLost or CellsGone.
+    Unless marked, methods run on the engine's thread, and raise DeviceLost or CellsGone.
     """
 
     def __init__(self, slot: Slot, forward: Forward, sequences: SequenceCache, queue: Queue) -> None:
@@ -53,6 +53,20 @@ class SlotHold:
         self._memory = forward.memory
         self._sequence_cache = sequences
         self._queue = queue
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of the slot. Any thread."""
+        return self._slot.n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        """Size of the vocabulary. Any thread."""
+        return self._forward.n_vocab
+
+    def cell_kind(self, scales: Scales) -> CellKind:
+        """Return the meaning of cells that were computed with these adapter scales. Any thread."""
+        return self._forward.cell_kind(scales)
 
     def tokens(self) -> Tokens:
         """Return the sequence."""
@@ -72,9 +86,10 @@ class SlotHold:
             elif isinstance(event, Failure):
                 done.set_exception(event.error)
 
-        request = Request(prompt=tokens.tolist(), n_predict=0)
-        sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
-        task = self._queue.enter(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
+        request = Request(prompt=tokens.tolist(), params=GenerationParams(n_predict=0))
+        sampler = Sampler(Sampling(), SamplerSetup(self._forward.n_vocab), seed=0)
+        task = Task(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
+        self._queue.enter(task)
         self._sequence_cache.begin(self._slot, task, tokens)
         return done
 
@@ -142,18 +157,13 @@ class Job(threading.Thread):
         slot_task: SlotTask,
         held: SlotHold,
         calls: CallQueue,
-        kind: Callable[[Scales], CellKind],
-        *,
-        n_ctx: int,
-        n_vocab: int,
         n_adapters: int,
     ) -> None:
         super().__init__(name=f"llamado-slot-{slot_task.id_slot}", daemon=True)
         assert slot_task.path is not None
         self._slot_task, self._path = slot_task, slot_task.path
         self._held, self._calls = held, calls
-        self._kind = kind
-        self._n_ctx, self._n_vocab, self._n_adapters = n_ctx, n_vocab, n_adapters
+        self._n_adapters = n_adapters
 
     def run(self) -> None:
         began = time.perf_counter()
@@ -170,7 +180,7 @@ class Job(threading.Thread):
         future.set_result(SlotFile(n_tokens, size, time.perf_counter() - began))
 
     def _save(self) -> tuple[int, int]:
-        kind = self._kind(self._calls.call(self._held.scales))
+        kind = self._held.cell_kind(self._calls.call(self._held.scales))
         piece = piece_cells(kind.memory.token_bytes)
         tokens = self._calls.call(self._held.tokens)
 
@@ -197,9 +207,9 @@ class Job(threading.Thread):
     def _restore(self) -> tuple[int, int]:
         with SlotReader(
             self._path,
-            self._kind,
-            n_ctx=self._n_ctx,
-            n_vocab=self._n_vocab,
+            self._held.cell_kind,
+            n_ctx=self._held.n_ctx,
+            n_vocab=self._held.n_vocab,
             n_adapters=self._n_adapters,
         ) as file:
             for attempt in range(_ATTEMPTS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,8 +19,6 @@ from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.stop_text import AnswerText
 from llamado.models.memory import Handle
 
-log = logging.getLogger(__name__)
-
 _ROWS = 32
 """Prompt tokens in a batch if each gets logits: those of a large batch take gigabytes."""
 _MUCH = 64
@@ -32,33 +29,33 @@ class Task:
     """A request from `submit` to its last event."""
 
     __slots__ = (
-        "ahead", "answer", "cancelled", "draft_state", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
-        "t_last", "t_start", "t_submit", "taken", "truncated",
+        "ahead", "answer", "cancelled", "draft_state", "emit", "flush", "generated", "id", "n_cached", "n_processed",
+        "n_prompt", "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed",
+        "t_arrival", "t_first", "t_last", "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
         self,
-        id: int,
         request: Request,
         emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
+        flush: Callable[[], None] | None = None,
         *,
         sampler: Sampler,
         seed: Seed,
-        outbox: list[tuple[Task, Event]],
         scales: Scales = (),
     ) -> None:
-        """`outbox`: list of events that wait to be sent."""
-        self.outbox = outbox
-        self.id = id
+        self.id = -1
+        """Its number in the queue, which sets it."""
+        self.outbox: list[tuple[Task, Event]] = []
+        """The queue's list of events that wait to be sent."""
         self.request = request
+        self.params = request.params
         self.emit = emit
-        self.taken = taken
+        self.flush = flush
         self.sampler = sampler
         self.seed = seed
         self.scales = scales
-        self.answer = AnswerText(request.stop, request.n_indent)
+        self.answer = AnswerText(self.params.stop, self.params.n_indent)
         self.cancelled = False
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []
@@ -81,13 +78,13 @@ class Task:
     @property
     def needs_prompt_rows(self) -> bool:
         """True if the logits of all tokens that are evaluated next are needed."""
-        needed = self.request.prompt_probs or self.request.on_prompt_row is not None
+        needed = self.params.prompt_probs or self.request.on_prompt_row is not None
         return needed and not self.generated
 
     @property
     def budget(self) -> int:
         """Tokens still to generate, -1 without a limit."""
-        n = self.request.n_predict
+        n = self.params.n_predict
         return n if n < 0 else max(0, n - len(self.generated))
 
     def queue_event(self, event: Event) -> None:
@@ -97,21 +94,10 @@ class Task:
     def queue_progress(self, processed: int, now: float) -> None:
         """Queue a Progress event: `processed` tokens of the prompt are in the cache."""
         timings = None
-        if self.request.timings_per_token:
+        if self.params.timings_per_token:
             timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
         elapsed = round(1e3 * (now - self.t_start))
         self.queue_event(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
-
-    def deliver(self, event: Event) -> None:
-        """Send an event to its receiver."""
-        if self.cancelled:
-            return
-        try:
-            self.emit(event)
-        except Exception:
-            # the receiver cannot get any more events
-            log.exception("the receiver of task %d failed; the task is dropped", self.id)
-            self.cancelled = True
 
     def timings(self) -> Timings:
         """Return timings as llama-server measures them: the prompt's time ends with the first token."""
@@ -212,7 +198,7 @@ class Slot:
         self.scales = task.scales
         self.tokens[: prompt.size] = prompt
         self.length = prompt.size
-        self.recall = task.request.cache_prompt
+        self.recall = task.params.cache_prompt
         task.n_cached = self.used
         task.t_start = time.perf_counter()
 
@@ -273,8 +259,8 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
     empty slot, take that one; the common prefix is shared then.
     """
     idle = [slot for slot in slots if slot.idle]
-    if task.request.id_slot >= 0:
-        return next((slot for slot in idle if slot.id == task.request.id_slot), None)
+    if task.params.id_slot >= 0:
+        return next((slot for slot in idle if slot.id == task.params.id_slot), None)
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.t_last_used, slot.id))

@@ -92,7 +92,8 @@ class Observer:
                     holds=words.get(number),
                     memory=DeviceMemory(
                         weights=share.weights,
-                        own_disk=min(device.own_weights, share.weights),  # without layers that moved to other devices
+                        # without layers that moved to other devices
+                        own_disk=min(device.local_weight_bytes, share.weights),
                         kv=share.kv,
                         compute=share.compute,
                         free=known.free,
@@ -100,7 +101,7 @@ class Observer:
                     ),
                     speed=ReadSpeed(known.decode, known.prefill),
                     passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
-                    link=Link(known.round_trip or None, known.bandwidth, device.pulse),
+                    link=Link(known.round_trip or None, known.bandwidth, device.heartbeat_seconds),
                     token_seconds=TokenTime(computing[number] / rows, link[number] / rows, waiting[number] / rows),
                     predicted=PredictedToken(
                         seconds=None if share.seconds is None else share.seconds + share.link_seconds,
@@ -127,6 +128,6 @@ class Observer:
         """Return the seconds of messages with that many bytes to a device and back, `trips` times."""
         if figures.local or number >= len(self._runner.devices):
             return 0.0
-        pulse = self._runner.devices[number].pulse
-        trip = figures.round_trip if pulse is None else pulse
+        heartbeat = self._runner.devices[number].heartbeat_seconds
+        trip = figures.round_trip if heartbeat is None else heartbeat
         return trips * trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)

@@ -72,7 +72,7 @@ class RemoteBuffer:
     def __init__(self, device: RemoteDevice, ptr: int, base: int, size: int) -> None:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
         self.sent_inputs = SentInputs()
-        self.own_weights = 0
+        self.local_weight_bytes = 0
         """Bytes in it that the worker has from files of its own."""
 
     def lock(self) -> bool:
@@ -204,7 +204,7 @@ class RemoteDevice:
 
     local = False
     details = ""
-    working = 0
+    working_bytes = 0
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}{' lost' if self.lost else ''}>"
@@ -233,7 +233,7 @@ class RemoteDevice:
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
 
     @property
-    def pulse(self) -> float | None:
+    def heartbeat_seconds(self) -> float | None:
         """Seconds that the worker's latest sign of life took; of ggml's, which give none, None."""
         return self._connection.round_trip
 
@@ -305,7 +305,7 @@ class RemoteDevice:
         for tensor, data in weights:
             if data.nbytes != tensor.nbytes:
                 raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
-        self.expect(weights)
+        self.announce_weights(weights)
         # In their pages as they are in the file, if they are to be mapped from it there.
         inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.there.is_mapped(t.name)}
         buffers = self._place([tensor for tensor, _ in weights], clear=False, inside=inside)
@@ -315,7 +315,7 @@ class RemoteDevice:
             sent = {item.name for item in items}
             for tensor, data in weights:
                 if tensor.name not in sent:
-                    self._bound(tensor)[0].own_weights += data.nbytes
+                    self._bound(tensor)[0].local_weight_bytes += data.nbytes
             threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
             send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
@@ -327,14 +327,14 @@ class RemoteDevice:
                 hashes.save()
         return [*buffers]
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Asks which of them the worker has in files of its own; both sides hash those from now on."""
         self.there.expect([(tensor.name, data) for tensor, data in weights])
 
     @property
-    def own_weights(self) -> int:
+    def local_weight_bytes(self) -> int:
         """Bytes of weights that the worker has from files of its own."""
-        return sum(buffer.own_weights for buffer in [*self._buffers])
+        return sum(buffer.local_weight_bytes for buffer in [*self._buffers])
 
     def _place(
         self, tensors: Sequence[Tensor], clear: bool, inside: Mapping[str, int] | None = None
@@ -613,14 +613,14 @@ class RemoteDevice:
         """Raises DeviceError: a worker tells no times."""
         raise DeviceError(f"{self.name} does not tell how long its operations take")
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
+    def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drops the bytes of graphs; their working memory is the worker's."""
         with self._connection.sending:
             for graph in graphs:
                 prepared = self._prepared.pop(id(graph), None)
                 self._prepared_bytes -= 0 if prepared is None else len(prepared.payload)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Nothing to do: the worker rests by itself."""
 
     def abandon(self) -> None:

@@ -250,7 +250,7 @@ class Lender:
             return
         if self.turns.try_enter():
             try:
-                self.device.rest()
+                self.device.trim_memory()
                 self._rests = True
             finally:
                 self.turns.__exit__()
@@ -266,9 +266,9 @@ class Lender:
         """Drops what is not wanted any more and counts the working memory anew; only in a turn."""
         if not (self._unwanted or self._reserved):
             return
-        self.device.forget([self._unwanted.popleft() for _ in range(len(self._unwanted))])
+        self.device.drop_graphs([self._unwanted.popleft() for _ in range(len(self._unwanted))])
         with self._lock:
-            self._working, self._reserved = self.device.working, False
+            self._working, self._reserved = self.device.working_bytes, False
 
     def _reserve(self, size: int) -> None:
         """The device wants `size` bytes of working memory, which all graphs share."""

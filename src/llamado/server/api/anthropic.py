@@ -90,13 +90,13 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
     content: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    thoughts = ""
+    reasoning = ""
     for block in _blocks(given["content"]):
         kind = block.get("type")
         if kind == "text":
             content.append({"type": "text", "text": block.get("text")})
         elif kind == "thinking":
-            thoughts += text(block, "thinking")
+            reasoning += text(block, "thinking")
         elif kind == "image":
             content.append(_image(block))
         elif kind == "tool_use":
@@ -106,12 +106,12 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
         elif kind == "tool_result":
             result = _result_content(block.get("content"))
             results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": result})
-    if content or calls or thoughts:
+    if content or calls or reasoning:
         message: dict[str, Any] = {"role": role, "content": content or ""}
         if calls:
             message["tool_calls"] = calls
-        if thoughts:
-            message["reasoning_content"] = thoughts
+        if reasoning:
+            message["reasoning_content"] = reasoning
         yield message
     yield from results
 

@@ -269,7 +269,7 @@ class ResponsesFormat:
         status = "in_progress" if result is None else _status(result)
         if status == "incomplete" and output:
             output[-1]["status"] = status
-        engine = self._request.engine
+        params = self._request.params
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -278,17 +278,17 @@ class ResponsesFormat:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": None,
-            "max_output_tokens": engine.n_predict if engine.n_predict >= 0 else None,
+            "max_output_tokens": params.n_predict if params.n_predict >= 0 else None,
             "metadata": {},
             "model": self._request.model,
             "output": output,
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "temperature": engine.sampling.temperature,
+            "temperature": params.sampling.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": engine.sampling.top_p,
+            "top_p": params.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }

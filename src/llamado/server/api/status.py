@@ -13,15 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.build import BUILD
-from llamado.engine.request import Away, SlotSnapshot
-from llamado.engine.request import Request as EngineRequest
+from llamado.engine.request import Away, GenerationParams, SlotSnapshot
 from llamado.http.answer import json_response
 from llamado.http.metrics import USAGE_PATH, is_usage_id
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.submission import SubmittedRequest
 from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 
@@ -160,7 +158,7 @@ def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
     """Return the body of `/props`."""
     info, switches = served.info, state.switches
     sampling = served.defaults.sampling
-    defaults = GenerationRequest(engine=EngineRequest(prompt=[], sampling=sampling))
+    defaults = GenerationRequest(params=GenerationParams(sampling=sampling))
     return {
         "default_generation_settings": {
             "params": generation_settings(defaults, seed=sampling.seed, brief=True),
@@ -198,7 +196,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
     }
     request = slot.request
     if request is not None:
-        source = request.source if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
+        source = request.tag if isinstance(request.tag, GenerationRequest) else GenerationRequest(params=request.params)
         next_token = {
             "has_next_token": slot.has_next_token,
             "has_new_line": slot.has_new_line,
@@ -210,7 +208,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
             "n_prompt_tokens": slot.n_prompt_tokens,
             "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
             "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-            "params": generation_settings(source, seed=request.sampling.seed, brief=True),
+            "params": generation_settings(source, seed=request.params.sampling.seed, brief=True),
             "next_token": [next_token],
         }
     return shown

@@ -238,7 +238,7 @@ def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict
     return {name: value for name, value in options.items() if name not in _RESERVED}, thinking
 
 
-def _continued(
+def _continued_message(
     body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches
 ) -> tuple[ContinuedMessage | None, bool]:
     """Remove the message that the answer continues from the end of `messages`, and return it.
@@ -248,8 +248,8 @@ def _continued(
     assistant.
     """
     generate = flag(body, "add_generation_prompt", True)
-    wish = body.get("continue_final_message")
-    continued = wish is True or wish in _PARTS
+    wanted = body.get("continue_final_message")
+    continued = wanted is True or wanted in _PARTS
     last = messages[-1] if messages else {}
     if not continued and switches.prefill_assistant and last.get("role") == "assistant":
         if len(messages) > 1 and messages[-2]["role"] == "assistant":
@@ -264,7 +264,7 @@ def _continued(
     messages.pop()
     if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
         return None, False  # as llama-server: the template opens no answer for an empty message
-    return ContinuedMessage.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
+    return ContinuedMessage.of(last, wanted if isinstance(wanted, str) and wanted in _PARTS else None), True
 
 
 def _conversation(
@@ -282,7 +282,7 @@ def _conversation(
     choice, tools = _tool_choice(body, tools)
     if tools and choice != "none" and body.get("grammar") is not None:
         raise invalid("Cannot use custom grammar constraints with tools.")
-    continued, generate = _continued(body, messages, switches)
+    continued, generate = _continued_message(body, messages, switches)
     wanted = body.get("reasoning_format")
     reasoning: Any = switches.reasoning_format if wanted is None else wanted
     if reasoning not in ("none", "auto", "deepseek", "deepseek-legacy"):

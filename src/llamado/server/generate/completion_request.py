@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llamado.server.errors import invalid
@@ -44,9 +45,7 @@ def read_completion(
         show_prompts=native or fields.get("verbose", switches.verbose),
         echoed=_prompt_texts(given, prompts, served) if fields.get("echo") and not native else (),
     )
-    if request.echoed and request.engine.n_probs:
-        _show_prompt_probs(request)
-    return request
+    return _with_prompt_probs(request) if request.echoed and request.params.n_probs else request
 
 
 def _prompt_texts(given: Any, prompts: list[list[int]], served: ServedModel) -> list[str]:
@@ -57,9 +56,9 @@ def _prompt_texts(given: Any, prompts: list[list[int]], served: ServedModel) -> 
     return [served.tokenizer.decode(prompt, special=True) for prompt in prompts]
 
 
-def _show_prompt_probs(request: GenerationRequest) -> None:
+def _with_prompt_probs(request: GenerationRequest) -> GenerationRequest:
     """Request probabilities of the prompts' tokens. Raises ApiError for more than MOST_PROBABILITIES."""
-    n = request.engine.n_probs * request.n * sum(map(len, request.prompts))
+    n = request.params.n_probs * request.n * sum(map(len, request.prompts))
     if n > MOST_PROBABILITIES:
         raise invalid(f"Field 'logprobs': {n} probabilities of prompts; at most {MOST_PROBABILITIES} are allowed")
-    request.engine.prompt_probs, request.engine.cache_prompt = True, False
+    return replace(request, params=replace(request.params, prompt_probs=True, cache_prompt=False))

@@ -133,7 +133,7 @@ def native_json(request: GenerationRequest, index: int, result: Result) -> dict[
     answer: dict[str, Any] = {
         "index": index,
         "content": "" if stream else result.content,
-        "tokens": result.tokens if request.engine.return_tokens and not stream else [],
+        "tokens": result.tokens if request.params.return_tokens and not stream else [],
         "id_slot": result.id_slot,
         "stop": True,
         "model": request.model,
@@ -149,7 +149,7 @@ def native_json(request: GenerationRequest, index: int, result: Result) -> dict[
         "timings": timings_json(result.timings),
     }
     if result.probs and not stream:
-        answer["completion_probabilities"] = probs_json(result.probs, request.engine.post_sampling_probs)
+        answer["completion_probabilities"] = probs_json(result.probs, request.params.post_sampling_probs)
     answer |= receipt(request, result)
     return pick(answer, request.response_fields) if request.response_fields else answer
 
@@ -172,7 +172,7 @@ def native_part(request: GenerationRequest, index: int, event: Token | Progress)
     if event.timings is not None:
         part["timings"] = timings_json(event.timings)
     if event.probs:
-        part["completion_probabilities"] = probs_json(event.probs, request.engine.post_sampling_probs)
+        part["completion_probabilities"] = probs_json(event.probs, request.params.post_sampling_probs)
     return part
 
 
@@ -271,7 +271,7 @@ class _OpenAIFormat:
 
 
 def _logprobs(probs: Sequence[TokenProbs] | None, request: GenerationRequest) -> dict[str, Any] | None:
-    return {"content": probs_json(probs, request.engine.post_sampling_probs)} if probs else None
+    return {"content": probs_json(probs, request.params.post_sampling_probs)} if probs else None
 
 
 class CompletionsFormat(_OpenAIFormat):
@@ -328,7 +328,7 @@ class CompletionsFormat(_OpenAIFormat):
                 "text": self._echo(index) + result.content,
                 "index": index,
                 "logprobs": self._lists(index, [*result.prompt_probs, *result.probs])
-                if result.request.prompt_probs
+                if result.request.params.prompt_probs
                 else _logprobs(result.probs, self._request),
                 "finish_reason": finish_reason(result),
             }
@@ -339,7 +339,7 @@ class CompletionsFormat(_OpenAIFormat):
     def _lists(self, index: int, shown: Sequence[TokenProbs]) -> dict[str, Any]:
         """Return `logprobs` of an echoed answer: llama-server's fields, and OpenAI's lists for evaluation harnesses."""
         tokens = [one.token.piece.decode("utf-8", "ignore") for one in shown]
-        content = probs_json(shown, self._request.engine.post_sampling_probs)
+        content = probs_json(shown, self._request.params.post_sampling_probs)
         *offsets, end = accumulate(map(len, tokens), initial=self._lengths.get(index, 0))
         self._lengths[index] = end
         first = [math.isnan(one.token.logprob) for one in shown]  # True for a prompt's first token, which has none

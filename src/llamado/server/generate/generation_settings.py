@@ -21,13 +21,13 @@ def seed_json(seed: Seed | None) -> Any:
 
 def generation_settings(request: GenerationRequest, *, seed: Seed | None, brief: bool = False) -> dict[str, Any]:
     """Return the settings of an answer with this `seed`; `brief`: only those of `/slots` and `/props`."""
-    engine = request.engine
+    params = request.params
     # JSON has no infinity: the bias of a banned token is null, as llama-server's JSON library writes it.
-    biases = [*engine.sampling.logit_bias.items(), *((token, -math.inf) for token in request.banned)]
+    biases = [*params.sampling.logit_bias.items(), *((token, -math.inf) for token in request.banned)]
     values: dict[str, Any] = {
         "seed": seed_json(seed),
         "logit_bias": [{"bias": bias, "token": token} for token, bias in biases],
-        "lora": [{"id": id, "scale": scale} for id, scale in engine.lora.items()],
+        "lora": [{"id": id, "scale": scale} for id, scale in params.lora.items()],
         "stream": request.stream,
         "backend_sampling": request.backend_sampling,
         **request.constraints.settings(),
@@ -37,18 +37,18 @@ def generation_settings(request: GenerationRequest, *, seed: Seed | None, brief:
         if brief and not row.brief:
             continue
         if row.name == "samplers":
-            settings |= _of_chats(request)
+            settings |= _chat_settings(request)
         for key in row.keys:
             if row.name in values:
                 settings[key] = values[row.name]
             else:
-                settings[key] = getattr(engine.sampling if row.of == "sampling" else engine, row.name)
+                settings[key] = getattr(params.sampling if row.of == "sampling" else params, row.name)
         if row.name == "samplers":
             settings["speculative.types"] = "none"
     return settings
 
 
-def _of_chats(request: GenerationRequest) -> dict[str, Any]:
+def _chat_settings(request: GenerationRequest) -> dict[str, Any]:
     prepared, reasoning = request.prepared, request.reasoning_format
     return {
         "chat_format": "Content-only" if prepared is None else prepared.dialect,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llamado.engine.parameters import BY_NAME
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import OutputConstraints
 from llamado.server.model import ModelOrigin, ServedModel
@@ -34,8 +34,7 @@ def completion_id() -> str:
 class GenerationRequest:
     """A body, read and checked. Fields of bodies are named as in the table of parameters."""
 
-    engine: Request
-    """The engine's request, without the prompt, the constraint, and the seeds of further answers."""
+    params: GenerationParams
     prompts: Sequence[list[int]] = ()
     texts: Sequence[str] = ()
     """The prompts as text, if the answer shows them."""
@@ -103,12 +102,11 @@ def make_request(
     own: dict[str, Any] = {"sse_ping_interval": switches.sse_ping_interval, "verbose": switches.verbose}
     own |= {name: value for name, value in given.items() if name in _OWN}
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
-    # The engine accepts no empty prompt, but the server answers one.
-    engine = served.defaults.request([0], preserved=constraints.preserved, **fields)
-    engine.n_predict = _bounded_n_predict(engine, len(prompts) * own.get("n", 1), served.info.n_ctx)
+    params = served.defaults.params(preserved=constraints.preserved, **fields)
+    n_predict = _bounded_n_predict(params, len(prompts) * own.get("n", 1), served.info.n_ctx)
     texts = [served.tokenizer.decode(prompt, special=True) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
-        engine=engine,
+        params=dataclasses.replace(params, n_predict=n_predict),
         prompts=prompts,
         texts=texts,
         constraints=constraints,
@@ -126,20 +124,20 @@ def _enforced_grammar(constraints: OutputConstraints, default: GrammarSource | N
     return default if constraints.source is None else constraints.source
 
 
-def _bounded_n_predict(engine: Request, n_answers: int, n_ctx: int) -> int:
+def _bounded_n_predict(params: GenerationParams, n_answers: int, n_ctx: int) -> int:
     """Return `n_predict`; for an answer without a limit, so many tokens that it has at most MOST_PROBABILITIES.
 
     Raises ApiError for a request for more probabilities.
     """
-    each = engine.n_probs * n_answers
+    each = params.n_probs * n_answers
     if not each:
-        return engine.n_predict
-    endless = not 0 <= engine.n_predict < n_ctx
+        return params.n_predict
+    endless = not 0 <= params.n_predict < n_ctx
     most = MOST_PROBABILITIES // each
-    n_tokens = min(n_ctx, LONG_ANSWER) if endless else engine.n_predict
+    n_tokens = min(n_ctx, LONG_ANSWER) if endless else params.n_predict
     if n_tokens > most:
         raise invalid(
             f"Field 'n_probs': {each} probabilities at each of {n_tokens} tokens; at most {MOST_PROBABILITIES} are "
             "allowed in one answer: ask for fewer (n_probs, top_logprobs), or for fewer tokens (n_predict, max_tokens)"
         )
-    return most if endless and most < n_ctx else engine.n_predict
+    return most if endless and most < n_ctx else params.n_predict

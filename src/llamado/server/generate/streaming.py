@@ -67,17 +67,15 @@ class Mailbox:
     def _deliver(self) -> None:
         # Cleared before reading: an event posted from here on is either read below or schedules the next delivery.
         self._woken = False
-        events = self._events
-        reached: dict[Generation, None] = {}
-        while events:
-            generation, index, event = events.popleft()
-            generation.take(index, event)
-            reached[generation] = None
-        for generation in reached:
-            generation.pass_on()
+        by_generation: dict[Generation, list[tuple[int, Event]]] = {}
+        while self._events:
+            generation, index, event = self._events.popleft()
+            by_generation.setdefault(generation, []).append((index, event))
+        for generation, events in by_generation.items():
+            generation.receive(events)
         self._delivered.set()
 
-    def let_deliver(self) -> None:
+    def flush(self) -> None:
         """Wait until posted events are delivered, for a millisecond at most; the engine's thread."""
         self._delivered.wait(_DELIVERY_SECONDS)
 
@@ -92,8 +90,8 @@ class Mailbox:
         if not self._n_open:
             log.debug("all slots are idle")
 
-    def wait(self, generation: Generation, events: Sequence[tuple[int, Event]]) -> None:
-        """Count unread events of a generation; abort the one with most of them if there are too many."""
+    def count_unread(self, generation: Generation, events: Sequence[tuple[int, Event]]) -> None:
+        """Count unread events of a generation; abort the generation with most of them if there are too many."""
         weight = sum(_EVENT + _probabilities(event) for _, event in events)
         self._unread[generation] = self._unread.get(generation, 0) + weight
         self._total += weight
@@ -135,7 +133,6 @@ class Generation:
         self._engine = engine
         self.tasks: list[int] = []
         self._events: list[tuple[int, Event]] = []
-        self._n_waiting = 0  # the first of them, which the mailbox has counted
         self._waiter: asyncio.Future[None] | None = None
         self.sink: Callable[[Sequence[tuple[int, Event]]], bool] | None = None
         """Writes events at once while the task that reads them sleeps; returns False if it cannot."""
@@ -153,10 +150,10 @@ class Generation:
         try:
             for i, request in enumerate(self.requests):
                 if not request.prompt:
-                    self.deliver(i, Done(_empty_result(request)))
+                    self.receive([(i, Done(_empty_result(request)))])
                     continue
                 emit = partial(self._emit, i)
-                self.tasks.append(self._engine.submit(request, emit, taken=self._mailbox.let_deliver))
+                self.tasks.append(self._engine.submit(request, emit, flush=self._mailbox.flush))
         except BaseException:
             self.cancel()
             raise
@@ -203,7 +200,8 @@ class Generation:
         """Cancel everything because the client is gone, and wake the task that reads."""
         self.gone = True
         self.cancel()
-        self._drop()
+        self._events.clear()
+        self._mailbox.forget(self)
         self.wake()
 
     def abort(self) -> None:
@@ -229,31 +227,15 @@ class Generation:
             if i not in self._ended and self.tasks:
                 record.cancelled(len(request.prompt), self._n_tokens[i])
 
-    def _drop(self) -> None:
-        self._events.clear()
-        self._n_waiting = 0
-        self._mailbox.forget(self)
-
-    def deliver(self, index: int, event: Event) -> None:
-        """Take one event and pass it on; event loop only."""
-        self.take(index, event)
-        self.pass_on()
-
-    def take(self, index: int, event: Event) -> None:
-        """Take an event; the caller calls `pass_on` after the last one."""
-        if self._open:
-            self._events.append((index, event))
-
-    def pass_on(self) -> None:
-        """Write the events that were taken with the sink if it can, else wake the task that reads them."""
-        events, waiter = self._events, self._waiter
-        if not events:
+    def receive(self, events: Sequence[tuple[int, Event]]) -> None:
+        """Write events with the sink if it can, else wake the task that reads them; event loop only."""
+        if not self._open:
             return
+        waiter = self._waiter
         if self.sink is not None and waiter is not None and not waiter.done() and self.sink(events):
-            self._drop()
             return
-        self._mailbox.wait(self, events[self._n_waiting :])
-        self._n_waiting = len(self._events)
+        self._events += events
+        self._mailbox.count_unread(self, events)
         self.wake()
 
     def wake(self) -> None:
@@ -279,7 +261,7 @@ class Generation:
                 await self._waiter
             finally:
                 self._waiter = None
-        events, self._events, self._n_waiting = self._events, [], 0
+        events, self._events = self._events, []
         self._mailbox.forget(self)
         record = current.get()
         for index, event in events:
@@ -319,7 +301,7 @@ def _empty_result(request: Request) -> Result:
         timings=Timings(),
         id_slot=-1,
         id_task=-1,
-        seed=RANDOM_SEED if request.sampling.seed is None else request.sampling.seed,
+        seed=RANDOM_SEED if request.params.sampling.seed is None else request.params.sampling.seed,
         request=request,
     )
 
@@ -461,7 +443,7 @@ def _weight(events: Sequence[tuple[int, Event]]) -> int:
     for _, event in events:
         weight += _probabilities(event)
         if isinstance(event, Done):
-            weight += len(event.result.request.sampling.logit_bias)
+            weight += len(event.result.request.params.sampling.logit_bias)
     return weight
 
 
@@ -472,7 +454,7 @@ def _probabilities(event: Event) -> int:
 
 
 def _size(result: Result) -> int:
-    return sum(len(p.top) for p in result.probs) + len(result.request.sampling.logit_bias)
+    return sum(len(p.top) for p in result.probs) + len(result.request.params.sampling.logit_bias)
 
 
 class _Ping:

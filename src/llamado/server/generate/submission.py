@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import Seed
 from llamado.server.errors import invalid, not_supported
@@ -25,17 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("llamado.server")
 
 
-@dataclass(slots=True, kw_only=True)
-class SubmittedRequest(Request):
-    """An engine request with the generation request that it is part of, for `/slots` to show its settings.
-
-    `source` is without prompts, because an idle slot keeps its last request.
-    """
-
-    source: GenerationRequest
-
-
-async def engine_requests(request: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
+async def engine_requests(request: GenerationRequest, grammars: Grammars | None) -> list[Request]:
     """Return the engine's requests. Compiles the grammar in a thread, which may take seconds. Raises ApiError."""
     make = partial(_requests, request, grammars)
     if request.grammar is not None:
@@ -43,20 +32,24 @@ async def engine_requests(request: GenerationRequest, grammars: Grammars | None)
     return await off_loop(make, 64 * request.n_answers if request.constraints.reasoning is None else math.inf)
 
 
-def _requests(request: GenerationRequest, grammars: Grammars | None) -> list[SubmittedRequest]:
-    shared: dict[str, Any] = {f.name: getattr(request.engine, f.name) for f in dataclasses.fields(Request)}
-    shared["constraint"] = _constraint(request, grammars)
-    source = dataclasses.replace(request, prompts=(), texts=())
-    requests = []
-    for prompt in request.prompts:
-        for i in range(request.n):
-            own: dict[str, Any] = {"prompt": prompt}
-            if i:
-                sampling = request.engine.sampling
-                own["sampling"] = dataclasses.replace(sampling, seed=_nth_seed(sampling.seed, i))
-                own["id_slot"] = -1
-            requests.append(SubmittedRequest(**(shared | own), source=source))
-    return requests
+def _requests(request: GenerationRequest, grammars: Grammars | None) -> list[Request]:
+    constraint = _constraint(request, grammars)
+    # Without prompts, because an idle slot keeps its last request, whose settings `/slots` shows.
+    tag = dataclasses.replace(request, prompts=(), texts=())
+    params = [_nth_params(request.params, i) for i in range(request.n)]
+    return [
+        Request(prompt=prompt, params=own, constraint=constraint, tag=tag)
+        for prompt in request.prompts
+        for own in params
+    ]
+
+
+def _nth_params(params: GenerationParams, i: int) -> GenerationParams:
+    """Return the parameters of answer `i` of a prompt, which differ in seed and slot."""
+    if not i:
+        return params
+    sampling = dataclasses.replace(params.sampling, seed=_nth_seed(params.sampling.seed, i))
+    return dataclasses.replace(params, sampling=sampling, id_slot=-1)
 
 
 def _constraint(request: GenerationRequest, grammars: Grammars | None) -> Constraint | None:

@@ -50,7 +50,7 @@ class SleepingEngine:
         self._last = last
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         raise EngineClosed("the model is asleep")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TemplateError, TemplateTooCostly
@@ -34,31 +34,34 @@ AT_ONCE = 2  # renderings of one template; other models' renderings do not wait 
 Message = Mapping[str, Any]
 
 
-class ChatTemplate:
-    """A template. `bos` and `eos` are the texts of `bos_token` and `eos_token`.
+class EndTokens(NamedTuple):
+    """Texts of a model's begin and end tokens (`bos_token`, `eos_token`).
 
-    If the tokenizer adds those tokens itself (`add_bos`, `add_eos`), `render` removes them from the ends of the text,
-    so that encoding with `add_special=True` adds them once. Raises `TemplateError` for a source that does not compile.
+    If the tokenizer adds them itself (`add_bos`, `add_eos`), `ChatTemplate.render` removes them from the ends of the
+    text, so that encoding with `add_special=True` adds them once.
     """
+
+    bos: str
+    eos: str
+    add_bos: bool = False
+    add_eos: bool = False
+
+
+class ChatTemplate:
+    """A template. Raises `TemplateError` for a source that does not compile."""
 
     def __init__(
         self,
         source: str,
+        ends: EndTokens,
         *,
-        bos: str,
-        eos: str,
-        add_bos: bool = False,
-        add_eos: bool = False,
         tool_use: str | None = None,
         name: str = "chat template",
         as_given: bool = False,
     ) -> None:
         """`as_given`: messages are passed unchanged, without testing the template's features."""
         self.source = source
-        self.bos = bos
-        self.eos = eos
-        self.add_bos = add_bos
-        self.add_eos = add_eos
+        self.bos, self.eos, self.add_bos, self.add_eos = ends
         self.name = name
         self._as_given = as_given
         self._tool_use = tool_use
@@ -97,10 +100,7 @@ class ChatTemplate:
         )
         return cls(
             source,
-            bos=bos,
-            eos=eos,
-            add_bos=tokenizer.add_bos,
-            add_eos=tokenizer.add_eos,
+            EndTokens(bos, eos, tokenizer.add_bos, tokenizer.add_eos),
             tool_use=tool_use,
             as_given=built_in,
         )

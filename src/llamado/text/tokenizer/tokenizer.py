@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -32,6 +32,22 @@ class _Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenizerRules:
+    """Special tokens and spaces that a tokenizer adds and removes."""
+
+    add_bos: bool
+    add_eos: bool
+    add_sep: bool
+    add_space_prefix: bool
+    """True if decoding removes a space at the beginning."""
+    encodes_prefix: bool = False
+    """True if encoding adds it, as SentencePiece does."""
+    clean_spaces: bool = False
+    spaces_spelled: bool = True
+    """True if tokens write a space as ▁; otherwise every byte is spelled as in GPT-2."""
+
+
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
@@ -44,27 +60,18 @@ class Tokenizer:
         self,
         vocabulary: Vocabulary,
         model: _Model,
-        *,
-        add_bos: bool,
-        add_eos: bool,
-        add_space_prefix: bool,
-        clean_spaces: bool,
-        spaces_spelled: bool,
-        encodes_prefix: bool,
-        add_sep: bool,
+        rules: TokenizerRules,
     ) -> None:
         self.vocabulary = vocabulary
         self.n_vocab = vocabulary.n_vocab
         self.eog = vocabulary.eog
-        self.add_bos = add_bos
-        self.add_eos = add_eos
-        self.add_sep = add_sep
-        self.add_space_prefix = add_space_prefix  # removed by decoding; only SentencePiece also adds it
-        self.clean_spaces = clean_spaces
-        self.spaces_spelled = (
-            spaces_spelled  # True if tokens write a space as ▁; otherwise every byte is spelled as in GPT-2
-        )
-        self._encodes_prefix = encodes_prefix
+        self.add_bos = rules.add_bos
+        self.add_eos = rules.add_eos
+        self.add_sep = rules.add_sep
+        self.add_space_prefix = rules.add_space_prefix
+        self.clean_spaces = rules.clean_spaces
+        self.spaces_spelled = rules.spaces_spelled
+        self._encodes_prefix = rules.encodes_prefix
         self._model = model
         self._pieces: dict[int, bytes] = {}
         special = vocabulary.special
@@ -252,13 +259,13 @@ def _load_wpm(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         WordPieces(vocabulary, metadata),
-        add_bos=metadata.bool_(KEY + "add_bos_token", True),
-        add_eos=metadata.bool_(KEY + "add_eos_token", False),
-        add_sep=metadata.bool_(KEY + "add_sep_token", True),
-        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
-        clean_spaces=True,
-        spaces_spelled=True,
-        encodes_prefix=False,
+        TokenizerRules(
+            add_bos=metadata.bool_(KEY + "add_bos_token", True),
+            add_eos=metadata.bool_(KEY + "add_eos_token", False),
+            add_sep=metadata.bool_(KEY + "add_sep_token", True),
+            add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+            clean_spaces=True,
+        ),
     )
 
 
@@ -268,13 +275,12 @@ def _load_unigram(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         Unigram(vocabulary, metadata, add_space_prefix=add_space_prefix),
-        add_bos=metadata.bool_(KEY + "add_bos_token", False),
-        add_eos=metadata.bool_(KEY + "add_eos_token", True),
-        add_sep=metadata.bool_(KEY + "add_sep_token", False),
-        add_space_prefix=add_space_prefix,
-        clean_spaces=False,
-        spaces_spelled=True,
-        encodes_prefix=False,
+        TokenizerRules(
+            add_bos=metadata.bool_(KEY + "add_bos_token", False),
+            add_eos=metadata.bool_(KEY + "add_eos_token", True),
+            add_sep=metadata.bool_(KEY + "add_sep_token", False),
+            add_space_prefix=add_space_prefix,
+        ),
     )
 
 
@@ -283,13 +289,12 @@ def _load_rwkv(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         LongestBytes(vocabulary),
-        add_bos=False,  # regardless of the file, as in llama.cpp
-        add_eos=False,
-        add_sep=False,
-        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
-        clean_spaces=False,
-        spaces_spelled=True,
-        encodes_prefix=False,
+        TokenizerRules(
+            add_bos=False,  # regardless of the file, as in llama.cpp
+            add_eos=False,
+            add_sep=False,
+            add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        ),
     )
 
 
@@ -298,13 +303,12 @@ def _load_plamo(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         ScoredPieces(vocabulary, metadata),
-        add_bos=metadata.bool_(KEY + "add_bos_token", False),
-        add_eos=metadata.bool_(KEY + "add_eos_token", False),
-        add_sep=metadata.bool_(KEY + "add_sep_token", False),
-        add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
-        clean_spaces=False,
-        spaces_spelled=True,
-        encodes_prefix=False,
+        TokenizerRules(
+            add_bos=metadata.bool_(KEY + "add_bos_token", False),
+            add_eos=metadata.bool_(KEY + "add_eos_token", False),
+            add_sep=metadata.bool_(KEY + "add_sep_token", False),
+            add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
+        ),
     )
 
 
@@ -328,13 +332,15 @@ def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: 
     return Tokenizer(
         vocabulary,
         model,
-        add_bos=add_bos,
-        add_eos=metadata.bool_(KEY + "add_eos_token", False),
-        add_sep=metadata.bool_(KEY + "add_sep_token", rule is not None and rule.add_sep),
-        add_space_prefix=add_space_prefix,
-        clean_spaces=rule is not None and rule.clean_spaces,
-        spaces_spelled=rule is None or not rule.byte_encode,
-        encodes_prefix=rule is None and add_space_prefix,
+        TokenizerRules(
+            add_bos=add_bos,
+            add_eos=metadata.bool_(KEY + "add_eos_token", False),
+            add_sep=metadata.bool_(KEY + "add_sep_token", rule is not None and rule.add_sep),
+            add_space_prefix=add_space_prefix,
+            clean_spaces=rule is not None and rule.clean_spaces,
+            spaces_spelled=rule is None or not rule.byte_encode,
+            encodes_prefix=rule is None and add_space_prefix,
+        ),
     )
 
 

@@ -103,7 +103,7 @@ def by_rows(
         inside = (state.head * size + first) * (4 * size)
         source, target = c.var(state.source + inside), state.target + inside
         with c.range(0, a.n_tokens) as token:
-            rows = _Rows(c, state, source.value, target, token, size, lanes)
+            rows = _Rows(state, source.value, target, token, size, lanes)
             values = c.load(F32x8, state.vector("v", token) + first * 4)
             if rule == "delta":
                 x = rows.dots("k", "w" if vector else None)
@@ -126,10 +126,8 @@ def by_rows(
 class _Rows:
     """Eight rows of a state at one token."""
 
-    def __init__(
-        self, c: Code, state: _State, source: Value, target: Value, token: Value, size: int, lanes: int
-    ) -> None:
-        self.c, self.state, self.token, self.size = c, state, token, size
+    def __init__(self, state: _State, source: Value, target: Value, token: Value, size: int, lanes: int) -> None:
+        self.c, self.state, self.token, self.size = state.c, state, token, size
         self.source, self.target = source, target
         self.type = F32._replace(lanes=lanes)
         # A vector's partial sums take 16 registers of 8 lanes for eight rows: more than some processors have.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -15,8 +16,16 @@ from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
-from llamado.server.model import ServedLab
+from llamado.server.model import LabLink, ServedLab
 from llamado.server.state import ServerState
+
+
+@dataclass(frozen=True)
+class LabBody:
+    """Body of `/lab`; without links if the lab is off."""
+
+    on: bool
+    links: tuple[LabLink, ...]
 
 
 def lab_router(state: ServerState) -> Routes:
@@ -66,7 +75,7 @@ def _require_lab(state: ServerState) -> ServedLab:
 
 
 def _answer(lab: ServedLab | None) -> Response:
-    return json_response(orjson.dumps({"on": lab is not None, "links": [] if lab is None else lab.view()}))
+    return json_response(orjson.dumps(LabBody(lab is not None, () if lab is None else tuple(lab.view()))))
 
 
 def _link_settings(body: dict[str, Any]) -> dict[str, tuple[float, float, float | None]]:

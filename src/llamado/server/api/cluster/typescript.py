@@ -1,6 +1,6 @@
-"""TypeScript types of the bodies of `/cluster`, generated for the web page.
+"""TypeScript types of the bodies of `/cluster` and `/lab`, generated for the web page.
 
-`python -m llamado.server.api.cluster.typescript > web/src/cluster/schema.ts` writes the file anew.
+`python -m llamado.server.api.cluster.typescript > web/src/api/schema.ts` writes the file anew.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from llamado.engine.topology.layout import LayoutPart, LayoutPrediction
 from llamado.server.api.cluster.bodies import ClusterBody
 from llamado.server.api.cluster.events import ViewChange, WholeView
+from llamado.server.api.cluster.lab_routes import LabBody
 
-BODIES = (ClusterBody, WholeView, ViewChange, LayoutPart, LayoutPrediction)
+BODIES = (ClusterBody, WholeView, ViewChange, LayoutPart, LayoutPrediction, LabBody)
 _HEADER = """\
-// Bodies of /cluster, /cluster/events and /cluster/predict. Generated from the server's records, which explain them:
-// python -m llamado.server.api.cluster.typescript > web/src/cluster/schema.ts
+// Bodies of /cluster and /lab. Generated from the server's records, which explain them:
+// python -m llamado.server.api.cluster.typescript > web/src/api/schema.ts
 """
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", NoneType: "null", Any: "unknown"}
 

@@ -106,7 +106,7 @@ class OllamaFormat:
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": now()}
 
-    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+    def _content(self, content: str, reasoning: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         """Return the fields with a part of the answer, or with all of it."""
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class OllamaFormat:
                 yield self._chunk(content=part.text)
             elif isinstance(part, Reasoning):
                 yield from self._calls(over=True)
-                yield self._chunk(thoughts=part.text)
+                yield self._chunk(reasoning=part.text)
         yield from self._calls(over=over)
 
     def _calls(self, *, over: bool) -> Iterator[dict[str, Any]]:
@@ -146,8 +146,8 @@ class OllamaFormat:
             yield self._chunk(calls=[call])
         self._n_sent_calls = max(self._n_sent_calls, complete)
 
-    def _chunk(self, content: str = "", thoughts: str = "", calls: Sequence[PartialCall] = ()) -> dict[str, Any]:
-        return {**self._head(), **self._content(content, thoughts, calls), "done": False}
+    def _chunk(self, content: str = "", reasoning: str = "", calls: Sequence[PartialCall] = ()) -> dict[str, Any]:
+        return {**self._head(), **self._content(content, reasoning, calls), "done": False}
 
     def progress(self, index: int, event: Progress) -> bytes:
         return b""
@@ -199,10 +199,10 @@ class OllamaFormat:
 class ChatLines(OllamaFormat):
     """Answers of `/api/chat`, in the field `message`."""
 
-    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+    def _content(self, content: str, reasoning: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thoughts:
-            message["thinking"] = thoughts
+        if reasoning:
+            message["thinking"] = reasoning
         if calls:
             all_calls = [] if self._reader is None else self._reader.calls
             message["tool_calls"] = [
@@ -218,5 +218,5 @@ class ChatLines(OllamaFormat):
 class GenerateLines(OllamaFormat):
     """Answers of `/api/generate`, in the field `response`."""
 
-    def _content(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
-        return {"response": content} | ({"thinking": thoughts} if thoughts else {})
+    def _content(self, content: str, reasoning: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
+        return {"response": content} | ({"thinking": reasoning} if reasoning else {})

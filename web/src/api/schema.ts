@@ -1,5 +1,5 @@
-// Bodies of /cluster, /cluster/events and /cluster/predict. Generated from the server's records, which explain them:
-// python -m llamado.server.api.cluster.typescript > web/src/cluster/schema.ts
+// Bodies of /cluster and /lab. Generated from the server's records, which explain them:
+// python -m llamado.server.api.cluster.typescript > web/src/api/schema.ts
 
 export interface DeviceMemory {
   weights: number;
@@ -116,4 +116,20 @@ export interface PartPrediction {
 export interface LayoutPrediction {
   seconds: number | null;
   devices: PartPrediction[];
+}
+
+export interface LabLink {
+  endpoint: string;
+  worker: string;
+  latency_ms: number;
+  jitter_ms: number;
+  bandwidth: number | null;
+  own: boolean;
+  running: boolean;
+  watched: boolean;
+}
+
+export interface LabBody {
+  on: boolean;
+  links: LabLink[];
 }

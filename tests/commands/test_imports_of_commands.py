@@ -1,4 +1,4 @@
-"""Which rooms the commands that load a model without serving it need."""
+"""Commands that load a model without serving it do not import the server."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import sys
 
 import pytest
 
+COMMANDS = "chat.run chat.local plan bench.speed bench.latency bench.perplexity bench.roofline options"
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["chat.run", "chat.local", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"],
-)
-def test_no_server_is_imported(name: str) -> None:
-    code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"
+def test_no_server_is_imported() -> None:
+    modules = ", ".join(f"llamado.commands.{name}" for name in COMMANDS.split())
+    code = f"import sys, {modules}, llamado.engine.loaded_model; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [module for module in done.stdout.split() if module.startswith(("llamado.server", "llamado.router"))]
 
 
 @pytest.mark.slow
-def test_an_answer_into_a_pipe_needs_nothing_that_draws() -> None:
+def test_output_to_a_pipe_imports_no_terminal_packages() -> None:
     code = (
         "import sys; from llamado.commands.chat import conversation, local, run; "
         "run.screen_of(markdown=True); print(*sys.modules)"
