@@ -378,11 +378,11 @@ class Commands:
             def run(self, sockets: Any) -> None:
                 self._config.app()
 
-        def make(catalog: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
-            note("router", models=tuple(catalog.models), limits=limits, autoload=autoload)
+        def make(catalog: Any, settings: Any, options: Any, tools: Any) -> Any:
+            note("router", models=tuple(catalog.models), limits=options.limits, autoload=options.autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
             parts = {"log_tail": logging.NullHandler(), "fleet": fleet, "page": frozenset()}
-            return SimpleNamespace(**parts, traffic=None, endpoint=None, peers=None)
+            return SimpleNamespace(**parts, traffic=None, routes=SimpleNamespace(endpoint=None), peers=None)
 
         self._patch.setattr(router_serve, "RouterServer", Server)
         self._patch.setattr(router_serve, "Router", make)
