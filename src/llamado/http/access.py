@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
@@ -102,7 +102,8 @@ def _covers(rule: str, name: str) -> bool:
     return rule == "*" or name == rule.removeprefix(".") or (rule.startswith(".") and name.endswith(rule))
 
 
-class PathRules(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class AccessPaths:
     """Paths with rules of their own."""
 
     public: frozenset[str] = HEALTH
@@ -111,9 +112,6 @@ class PathRules(NamedTuple):
     """Paths that check their own secret, so any Host may name them."""
     changing: frozenset[str] = frozenset()
     """Paths that change state although clients request them with GET."""
-
-
-_HEALTH_ONLY = PathRules()
 
 
 class Access:
@@ -127,14 +125,14 @@ class Access:
         app: App,
         rules: AccessRules,
         prefix: str = "",
-        paths: PathRules = _HEALTH_ONLY,
+        paths: AccessPaths = AccessPaths(),
         *,
         unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
     ) -> None:
         self._app = app
         self._rules = rules
         self._prefix = prefix
-        self._public, self._guarded, self._changing = paths
+        self._paths = paths
         self._unready = unready
         self._keys = tuple(map(digest, rules.api_keys))
         self._preflight = [
@@ -195,13 +193,13 @@ class Access:
             error = ApiError("unavailable_error", "the server is shutting down", retry_after=_DRAIN_SECONDS)
             await error_response(error, path, close=True)(scope, receive, send)
             return
-        if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
+        if self._keys and path not in self._paths.public and not key_is_valid(headers, self._keys):
             await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)
             return
         if path in PRIVILEGED and not self._keys and (why := self._foreign_reason(headers)):
             await error_response(ApiError("permission_error", why))(scope, receive, send)
             return
-        changes = scope["method"] not in _SAFE or path in self._changing
+        changes = scope["method"] not in _SAFE or path in self._paths.changing
         if changes and not self._keys and self._is_foreign(headers):
             origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
             message = f"pages of {origin} may not change anything here: see --cors-origins and --api-key"
@@ -225,7 +223,7 @@ class Access:
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return ApiError("invalid_request_error", "the request has more than one Host header")
         host = headers.get(b"host", b"").decode("latin-1")[:200]
-        if self._keys or not host or scope.get("client") is None or path in self._guarded:
+        if self._keys or not host or scope.get("client") is None or path in self._paths.guarded:
             return None
         if self._rules.allows_host(host):
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from typing import NamedTuple
 
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
@@ -27,21 +26,11 @@ SENDS = 2
 """Most times a request is sent if its response is lost."""
 
 
-class ForwardRules(NamedTuple):
-    """Treatment of a request that is forwarded to a model."""
-
-    keys: bool
-    """True to forward the client's key."""
-    counts: bool = True
-    """True if the request counts as use of the model."""
-    autoload: bool = True
-    """True to load the model if necessary."""
-
-
 class ProxiedRequest:
     """A response that proxies its request to a model. Raises ApiError if the model's response has not started.
 
-    `path`: the path at the model's server, by default the request's.
+    `forward_key`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model
+    if necessary.
     """
 
     def __init__(
@@ -49,22 +38,24 @@ class ProxiedRequest:
         fleet: Fleet,
         instance: Instance,
         body: bytes,
-        rules: ForwardRules,
-        path: bytes | None = None,
+        *,
+        forward_key: bool,
+        count: bool = True,
+        autoload: bool = True,
     ) -> None:
         self._fleet = fleet
         self._instance = instance
         self._body = body
-        self._keys, self._count, self._autoload = rules
-        self._path = path
+        self._forward_key = forward_key
+        self._count = count
+        self._autoload = autoload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._body, keys=self._keys)
+        exchange = Exchange(scope, receive, send, self._body, forward_key=self._forward_key)
         self._body = b""  # the exchange releases it when the response starts
-        path = scope["raw_path"] if self._path is None else self._path
         async with exchange:
             try:
-                await self._run(exchange, path, scope["query_string"])
+                await self._run(exchange, scope["raw_path"], scope["query_string"])
             except UpstreamLost as error:
                 if not exchange.disconnected:
                     await exchange.fail(error, "the model's process")

@@ -9,7 +9,7 @@ from types import FrameType
 
 from llamado.devices.limits import memory
 from llamado.flags import ParsedFlags, memory_size
-from llamado.http.access import HEALTH, Access, PathRules, busy_app
+from llamado.http.access import HEALTH, Access, AccessPaths, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
@@ -93,20 +93,20 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
     application: list[RequestCounter] = []
-    limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
+    options = RouterOptions(
+        limits=FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue),
+        autoload=flags.models_autoload,
+        peers=config.peers if config else (),
+        reread=lambda: _catalog(flags),
+        need_of=need_of,
+    )
 
     def make() -> RequestCounter:
         router = server.router = Router(
             catalog,
             settings,
-            RouterOptions(
-                limits=limits,
-                autoload=flags.models_autoload,
-                reread=lambda: _catalog(flags),
-                tools=tools,
-                peers=tuple(config.peers) if config else (),
-                need_of=need_of,
-            ),
+            options,
+            tools,
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -114,7 +114,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        access = server.access = Access(router, settings.access, prefix, PathRules(public, changing=CHANGING))
+        access = server.access = Access(router, settings.access, prefix, AccessPaths(public=public, changing=CHANGING))
         application.append(RequestCounter(RefusalLog(access), router.traffic, router.routes.endpoint, prefix))
         return application[0]
 
@@ -126,7 +126,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
         settings.switches.api_prefix,
         lambda *refused: application[0].refused(*refused),
     )
-    options = configure(
+    uvicorn_config = configure(
         make,
         connections,
         refuse,
@@ -134,7 +134,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
         certificate=settings.ssl_cert,
         proxied=False,  # X-Forwarded-For is forwarded unchanged
     )
-    server = RouterServer(options)
+    server = RouterServer(uvicorn_config)
     server.tools = tools
     _log_models(list(catalog.models.values()))
     for peer in config.peers if config else ():
