@@ -19,7 +19,7 @@ from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
 from llamado.http.disconnect import disconnected
 from llamado.http.json_body import read_object
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate

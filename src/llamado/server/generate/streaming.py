@@ -20,7 +20,7 @@ from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
 from llamado.http.disconnect import disconnected
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
 from llamado.server.model import ServedEngine
