@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
@@ -102,11 +102,23 @@ def _covers(rule: str, name: str) -> bool:
     return rule == "*" or name == rule.removeprefix(".") or (rule.startswith(".") and name.endswith(rule))
 
 
+class PathRules(NamedTuple):
+    """Paths with rules of their own."""
+
+    public: frozenset[str] = HEALTH
+    """Paths that need no key."""
+    guarded: frozenset[str] = frozenset()
+    """Paths that check their own secret, so any Host may name them."""
+    changing: frozenset[str] = frozenset()
+    """Paths that change state although clients request them with GET."""
+
+
+_HEALTH_ONLY = PathRules()
+
+
 class Access:
     """ASGI middleware that checks every request before `app` gets it.
 
-    `public`: paths that need no key. `guarded`: paths that check their own secret, so any Host may name them.
-    `changing`: paths that change state although clients request them with GET.
     `unready`: returns status and body of a refusal for a path; None passes the request on to `app`.
     """
 
@@ -115,18 +127,14 @@ class Access:
         app: App,
         rules: AccessRules,
         prefix: str = "",
+        paths: PathRules = _HEALTH_ONLY,
         *,
-        public: frozenset[str] = HEALTH,
-        guarded: frozenset[str] = frozenset(),
-        changing: frozenset[str] = frozenset(),
         unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
     ) -> None:
         self._app = app
         self._rules = rules
         self._prefix = prefix
-        self._public = public
-        self._guarded = guarded
-        self._changing = changing
+        self._public, self._guarded, self._changing = paths
         self._unready = unready
         self._keys = tuple(map(digest, rules.api_keys))
         self._preflight = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -41,7 +42,7 @@ from llamado.router.live import PATH as LIVE_EVENTS
 from llamado.router.live import ModelEvents, RouterSource
 from llamado.router.ollama import OllamaApi
 from llamado.router.peers import Peer, Peers
-from llamado.router.proxy import ProxiedRequest
+from llamado.router.proxy import ForwardRules, ProxiedRequest
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.live.log_tail import LogFollower, LogTail
@@ -65,34 +66,38 @@ _DONE = b'{"success":true}'
 NeedOf = Callable[[RoutedModel], int]
 
 
-class Router:
-    """The router's ASGI application. `reread` reads the catalog again."""
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Options of a router."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        settings: Settings,
-        *,
-        limits: FleetLimits,
-        autoload: bool = True,
-        reread: Callable[[], Catalog] | None = None,
-        tools: ToolsApi | None = None,
-        peers: Iterable[Peer] = (),
-        need_of: NeedOf = lambda model: 0,
-    ) -> None:
-        self._tools = tools or ToolsApi()
+    limits: FleetLimits
+    autoload: bool = True
+    """True if requests load their model."""
+    reread: Callable[[], Catalog] | None = None
+    """Reads the catalog again."""
+    tools: ToolsApi | None = None
+    peers: tuple[Peer, ...] = ()
+    need_of: NeedOf = lambda model: 0
+    """Returns the bytes of memory a model needs, 0 if unknown; called in a thread."""
+
+
+class Router:
+    """The router's ASGI application."""
+
+    def __init__(self, catalog: Catalog, settings: Settings, options: RouterOptions) -> None:
+        self._tools = options.tools or ToolsApi()
         self._settings = settings
-        self._limits = limits
-        self._autoload = autoload
-        self._reread = reread
+        self._limits = options.limits
+        self._autoload = options.autoload
+        self._reread = options.reread
         self._stale = False
         # Clients with one of the router's keys need none of the model servers'.
         self._forward_keys = not settings.access.api_keys
         self._events = EventHub()
         self._streams = OpenStreams()
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalog, limits, self._events.notify, need_of)
-        self.peers = Peers(tuple(peers))
+        self.fleet = Fleet(catalog, options.limits, self._events.notify, options.need_of)
+        self.peers = Peers(options.peers)
         self.log_tail = LogTail()
         self.traffic = Traffic()
         self._downloads = Downloads(self._events.notify, self._mark_stale)
@@ -167,7 +172,9 @@ class Router:
     def _proxy(self, request: Request, instance: Instance, fields: dict[str, Any], body: bytes) -> App:
         """Return the response of a model to a request with this body."""
         body = _rewrite_body(instance, fields, body)
-        return ProxiedRequest(self.fleet, instance, body, keys=self._forward_keys, autoload=self._loads(request))
+        return ProxiedRequest(
+            self.fleet, instance, body, ForwardRules(self._forward_keys, autoload=self._loads(request))
+        )
 
     async def _forward_body(self, request: Request) -> App:
         """Proxy a request to the model that its body names."""
@@ -188,7 +195,9 @@ class Router:
             return await self._metrics()
         autoload = self._loads(request)
         instance = self._instance(name, autoload)
-        return ProxiedRequest(self.fleet, instance, b"", keys=self._forward_keys, count=False, autoload=autoload)
+        return ProxiedRequest(
+            self.fleet, instance, b"", ForwardRules(self._forward_keys, counts=False, autoload=autoload)
+        )
 
     async def _upstream(self, request: Request) -> App:
         """Serve llama-swap's `/upstream/MODEL/PATH`: proxy any request to the model's process."""
@@ -210,7 +219,7 @@ class Router:
                 location = self._settings.switches.api_prefix + target.decode("latin-1")
                 return Response(b"", status, {"location": location})
             path = b"/" + b"/".join(segments[i + 1 :])
-            return ProxiedRequest(self.fleet, instance, await _read(request), keys=self._forward_keys, path=path)
+            return ProxiedRequest(self.fleet, instance, await _read(request), ForwardRules(self._forward_keys), path)
         raise invalid("model id required in path")
 
     # Status

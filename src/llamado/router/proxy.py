@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from typing import NamedTuple
 
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
@@ -26,11 +27,21 @@ SENDS = 2
 """Most times a request is sent if its response is lost."""
 
 
+class ForwardRules(NamedTuple):
+    """Treatment of a request that is forwarded to a model."""
+
+    keys: bool
+    """True to forward the client's key."""
+    counts: bool = True
+    """True if the request counts as use of the model."""
+    autoload: bool = True
+    """True to load the model if necessary."""
+
+
 class ProxiedRequest:
     """A response that proxies its request to a model. Raises ApiError if the model's response has not started.
 
-    `keys`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model if
-    necessary. `path`: the path at the model's server, by default the request's.
+    `path`: the path at the model's server, by default the request's.
     """
 
     def __init__(
@@ -38,18 +49,13 @@ class ProxiedRequest:
         fleet: Fleet,
         instance: Instance,
         body: bytes,
-        *,
-        keys: bool,
-        count: bool = True,
-        autoload: bool = True,
+        rules: ForwardRules,
         path: bytes | None = None,
     ) -> None:
         self._fleet = fleet
         self._instance = instance
         self._body = body
-        self._keys = keys
-        self._count = count
-        self._autoload = autoload
+        self._keys, self._count, self._autoload = rules
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,14 +9,14 @@ from types import FrameType
 
 from llamado.devices.limits import memory
 from llamado.flags import ParsedFlags, memory_size
-from llamado.http.access import HEALTH, Access, busy_app
+from llamado.http.access import HEALTH, Access, PathRules, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.router import catalog as catalogs
-from llamado.router.app import CHANGING, NeedOf, Router
+from llamado.router.app import CHANGING, NeedOf, Router, RouterOptions
 from llamado.router.catalog import Catalog, CatalogError, RoutedModel
 from llamado.router.fleet import FleetLimits
 from llamado.router.refusals import RefusalLog
@@ -99,12 +99,14 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
         router = server.router = Router(
             catalog,
             settings,
-            limits=limits,
-            autoload=flags.models_autoload,
-            reread=lambda: _catalog(flags),
-            tools=tools,
-            peers=config.peers if config else (),
-            need_of=need_of,
+            RouterOptions(
+                limits=limits,
+                autoload=flags.models_autoload,
+                reread=lambda: _catalog(flags),
+                tools=tools,
+                peers=tuple(config.peers) if config else (),
+                need_of=need_of,
+            ),
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -112,7 +114,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
+        access = server.access = Access(router, settings.access, prefix, PathRules(public, changing=CHANGING))
         application.append(RequestCounter(RefusalLog(access), router.traffic, router.routes.endpoint, prefix))
         return application[0]
 

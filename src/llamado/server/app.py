@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, PRIVILEGED, Access
+from llamado.http.access import HEALTH, PRIVILEGED, Access, PathRules
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
@@ -87,9 +87,7 @@ class ServerApp:
         self._page = frozenset(START_PATHS if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBER_PATHS | frozenset(START_PATHS) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
-        self.access = Access(
-            self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
-        )
+        self.access = Access(self._awake, state.access, self._prefix, PathRules(public, guarded), unready=self._unready)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
