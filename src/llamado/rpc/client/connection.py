@@ -144,7 +144,7 @@ class WorkerConnection:
             self._request_log.protocol = protocol
         self.is_ours, self.has_links, self.has_own_files = response.is_ours, response.has_links, response.has_own_files
         if self.is_ours:
-            # Also without effect it shows the worker that this is not a ggml client.
+            # Sent even if it changes nothing: it shows the worker that this is not a ggml client.
             self.send(wire.write_request(wire.Upgrade(wire.LATEST.major)))
             self.protocol = wire.LATEST
         self.has_numerics = response.has_numerics
