@@ -156,7 +156,7 @@ def test_chances_are_learnt_by_mark() -> None:
         one.note(0, False)
     assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
     assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence begins with it
-    assert list(one.all_right([2, 2], 0.5)) == [0.25, 0.125]
+    assert list(one.all_accepted([2, 2], 0.5)) == [0.25, 0.125]
 
 
 def test_what_was_drafted_is_judged_in_order() -> None:
@@ -165,9 +165,9 @@ def test_what_was_drafted_is_judged_in_order() -> None:
     ahead.add(first)
     ahead.add(second)
     assert ahead.tokens == [1, 2, 3] and ahead.drafts == [first, second]
-    assert ahead.judge(1) and ahead.judge(2) and ahead.epoch == 0 and ahead.tokens == [3]
-    assert not ahead.judge(4) and ahead.epoch == 1 and not ahead
-    assert not ahead.judge(3) and ahead.epoch == 1
+    assert ahead.verify(1) and ahead.verify(2) and ahead.epoch == 0 and ahead.tokens == [3]
+    assert not ahead.verify(4) and ahead.epoch == 1 and not ahead
+    assert not ahead.verify(3) and ahead.epoch == 1
     assert (ahead.n_drafted, ahead.n_accepted, first.accepted) == (3, 2, 2)
     assert ahead.judged == [(first, 0, True), (first, 1, True), (second, 0, False)]
 
@@ -178,7 +178,7 @@ def test_accepted_tokens_are_counted_by_position(tokens: list[int]) -> None:
     followed = drafts.follow(PendingDraft(), cast(Any, None))
     followed.ahead.add(Draft(0, [1, 2, 3], [0, 0, 0]))
     for token in tokens:
-        followed.ahead.judge(token)
+        followed.ahead.verify(token)
     drafts.learn(followed)
     right = [int(i < len(tokens) and tokens[i] == i + 1) for i in range(3)]
     assert drafts.accepted_at[:4] == [*right, 0] and drafts.counts[0].n_accepted == sum(right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, path_flags, yaml_text
 from llamado.cluster.deploy.nginx import nginx
 
 USER = 10001
@@ -143,9 +143,8 @@ def _source(deployment: Deployment, name: str) -> str:
 
 def _file_flags(deployment: Deployment, part: str, *, certificate: bool) -> list[str]:
     """Return the flags of a part with the paths of its secret files."""
-    command = "serve" if part == "server" else part
     names = deployment.files(part, certificate=certificate)
-    return [word for key, name in names.items() for word in (flag_name(command, key), f"{SECRETS}/{name}")]
+    return path_flags(part, {key: f"{SECRETS}/{name}" for key, name in names.items()})
 
 
 def _secrets(deployment: Deployment, part: str, *, certificate: bool) -> dict[str, Any]:
@@ -182,8 +181,7 @@ def _service(deployment: Deployment, part: str, command: list[str], *, start: st
         },
     }
     limits: dict[str, str] = {}
-    memory = {"server": deployment.memory, "worker": deployment.worker_memory or deployment.memory}.get(part)
-    if memory is not None:  # a gateway holds no model
+    if memory := deployment.memory_limit(part):
         limits["memory"] = memory
     if deployment.cpus is not None and part != "gateway":
         limits["cpus"] = f"{deployment.cpus:g}"
