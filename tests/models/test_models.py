@@ -393,32 +393,6 @@ def test_building_a_graph_takes_few_calls_per_node(smollm2_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("type_kv", [T.F32, T.F16, T.BF16, T.Q8_0])
-def test_a_prompt_in_chunks_has_the_logits_of_the_whole(tmp_path: Path, make: Callable[..., Path], type_kv: T) -> None:
-    path = make(tmp_path / "m.gguf")
-    tokens = np.random.default_rng(0).integers(3, 200, 50).tolist()
-    whole = ReferenceModel(path, type_k=type_kv, type_v=type_kv).logits(tokens)
-    model = ReferenceModel(path, type_k=type_kv, type_v=type_kv)
-    assert model.logits(tokens[:30], outputs=[]).shape == (0, model.model.hparams.n_vocab)
-    model.logits(tokens[30:49], positions=range(30, 49), outputs=[3])
-    last = model.logits(tokens[49:], positions=[49])
-    np.testing.assert_allclose(last, whole, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path, make: Callable[..., Path]) -> None:
-    path = make(tmp_path / "m.gguf")
-    a, b = [10, 11, 12, 13], [20, 21, 22]
-    alone = [ReferenceModel(path).logits(tokens)[0] for tokens in (a, b)]
-    model = ReferenceModel(path, n_cells=512)
-    together = model.logits(
-        a + b, positions=[*range(4), *range(3)], starts=[0] * 4 + [256] * 3, outputs=[3, 6], n_kv=512
-    )
-    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_tokens_beyond_the_windows_have_no_effect(tmp_path: Path) -> None:
     """With windowed layers only, the reach is layers × window."""
     path = make_gemma3(tmp_path / "m.gguf", n_swa=8, swa_period=0, n_layer=2)
