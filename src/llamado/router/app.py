@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -65,34 +66,37 @@ _DONE = b'{"success":true}'
 NeedOf = Callable[[RoutedModel], int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Options of a router beyond those of any server."""
+
+    limits: FleetLimits
+    autoload: bool = True
+    """Load models on request."""
+    peers: tuple[Peer, ...] = ()
+    reread: Callable[[], Catalog] | None = None
+    """Reads the catalog again."""
+    need_of: NeedOf = lambda model: 0
+    """Returns the bytes of memory a model needs, 0 if unknown."""
+
+
 class Router:
-    """The router's ASGI application. `reread` reads the catalog again."""
+    """The router's ASGI application."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        settings: Settings,
-        *,
-        limits: FleetLimits,
-        autoload: bool = True,
-        reread: Callable[[], Catalog] | None = None,
-        tools: ToolsApi | None = None,
-        peers: Iterable[Peer] = (),
-        need_of: NeedOf = lambda model: 0,
+        self, catalog: Catalog, settings: Settings, options: RouterOptions, tools: ToolsApi | None = None
     ) -> None:
         self._tools = tools or ToolsApi()
         self._settings = settings
-        self._limits = limits
-        self._autoload = autoload
-        self._reread = reread
+        self._options = options
         self._stale = False
         # Clients with one of the router's keys need none of the model servers'.
         self._forward_keys = not settings.access.api_keys
         self._events = EventHub()
         self._streams = OpenStreams()
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalog, limits, self._events.notify, need_of)
-        self.peers = Peers(tuple(peers))
+        self.fleet = Fleet(catalog, options.limits, self._events.notify, options.need_of)
+        self.peers = Peers(options.peers)
         self.log_tail = LogTail()
         self.traffic = Traffic()
         self._downloads = Downloads(self._events.notify, self._mark_stale)
@@ -162,12 +166,12 @@ class Router:
     def _loads(self, request: Request) -> bool:
         """Return True if this request may load its model."""
         value = _query(request).get("autoload")
-        return value in ("true", "1") if value else self._autoload
+        return value in ("true", "1") if value else self._options.autoload
 
     def _proxy(self, request: Request, instance: Instance, fields: dict[str, Any], body: bytes) -> App:
         """Return the response of a model to a request with this body."""
         body = _rewrite_body(instance, fields, body)
-        return ProxiedRequest(self.fleet, instance, body, keys=self._forward_keys, autoload=self._loads(request))
+        return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=self._loads(request))
 
     async def _forward_body(self, request: Request) -> App:
         """Proxy a request to the model that its body names."""
@@ -188,7 +192,7 @@ class Router:
             return await self._metrics()
         autoload = self._loads(request)
         instance = self._instance(name, autoload)
-        return ProxiedRequest(self.fleet, instance, b"", keys=self._forward_keys, count=False, autoload=autoload)
+        return ProxiedRequest(self.fleet, instance, b"", forward_key=self._forward_keys, count=False, autoload=autoload)
 
     async def _upstream(self, request: Request) -> App:
         """Serve llama-swap's `/upstream/MODEL/PATH`: proxy any request to the model's process."""
@@ -209,8 +213,9 @@ class Router:
                 status = 301 if scope["method"] == "GET" else 308
                 location = self._settings.switches.api_prefix + target.decode("latin-1")
                 return Response(b"", status, {"location": location})
-            path = b"/" + b"/".join(segments[i + 1 :])
-            return ProxiedRequest(self.fleet, instance, await _read(request), keys=self._forward_keys, path=path)
+            body = await _read(request)
+            scope["raw_path"] = b"/" + b"/".join(segments[i + 1 :])
+            return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys)
         raise invalid("model id required in path")
 
     # Status
@@ -224,12 +229,12 @@ class Router:
     def _props(self) -> dict[str, Any]:
         return {
             "role": "router",
-            "max_instances": self._limits.models_max,
+            "max_instances": self._options.limits.models_max,
             "models_memory": {
-                "limit": self._limits.memory,
+                "limit": self._options.limits.memory,
                 "used": sum(one.need or 0 for one in self.fleet.instances.values() if one.running),
             },
-            "models_autoload": self._autoload,
+            "models_autoload": self._options.autoload,
             "model_alias": "llamado",
             "model_path": "none",
             "default_generation_settings": {"params": None, "n_ctx": 0},
@@ -309,9 +314,9 @@ class Router:
 
     async def _refresh(self) -> None:
         self._stale = False
-        if self._reread is not None:
+        if self._options.reread is not None:
             # The folder may be on a slow disk.
-            self.fleet.replace(await asyncio.to_thread(self._reread))
+            self.fleet.replace(await asyncio.to_thread(self._options.reread))
 
     async def _list_models(self, request: Request) -> App:
         return json_response(orjson.dumps({"data": await self._entries(request), "object": "list"}))
@@ -438,7 +443,7 @@ class Router:
 
     async def _live(self, request: Request) -> App:
         if name := request.query_params.get("model"):
-            return ModelEvents(self._instance(name, autoload=False), keys=self._forward_keys)
+            return ModelEvents(self._instance(name, autoload=False), forward_key=self._forward_keys)
         source = RouterSource(self.fleet, self.log_tail)
         messages = polled(source.read, lambda: self._streams.closed)
         return LiveStream(messages, lambda: self._streams.closed)

@@ -65,15 +65,15 @@ def _model_json(instance: Instance) -> dict[str, Any]:
 class ModelEvents:
     """A response that forwards the events of a model's own server. Raises ApiError if it does not run or respond."""
 
-    def __init__(self, instance: Instance, *, keys: bool) -> None:
+    def __init__(self, instance: Instance, *, forward_key: bool) -> None:
         self._instance = instance
-        self._keys = keys
+        self._forward_key = forward_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         instance, child = self._instance, self._instance.child
         if instance.status != LOADED or child is None or instance.stopping:
             raise invalid("model is not loaded")
-        async with Exchange(scope, receive, send, b"", keys=self._keys) as exchange:
+        async with Exchange(scope, receive, send, b"", forward_key=self._forward_key) as exchange:
             try:
                 connection = await exchange.forward(child.pool, PATH.encode(), b"", ended=child.exit.done)
                 await exchange.deliver(connection)
