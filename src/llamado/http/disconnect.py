@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from llamado.http.answer import Receive
@@ -13,24 +12,27 @@ from llamado.http.errors import ClientDisconnected
 T = TypeVar("T")
 
 
-@contextmanager
-def disconnected(receive: Receive, callback: Callable[[], object] | None = None) -> Iterator[asyncio.Future[None]]:
-    """Watch for a disconnect of the client inside the `with`; yield a future that is done after one.
+class disconnected:
+    """Watches for a disconnect of the client inside a `with`, which yields a future that is done after one.
 
     `callback`: called at the disconnect. The request's body must have been read; what is left of it is discarded.
     """
 
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if callback is not None:
-            callback()
+    def __init__(self, receive: Receive, callback: Callable[[], object] = lambda: None) -> None:
+        self._receive = receive
+        self._callback = callback
 
-    watcher = asyncio.ensure_future(watch())
-    try:
-        yield watcher
-    finally:
-        watcher.cancel()
+    def __enter__(self) -> asyncio.Future[None]:
+        self._watcher = asyncio.ensure_future(self._watch())
+        return self._watcher
+
+    def __exit__(self, *_: object) -> None:
+        self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._callback()
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:

@@ -143,7 +143,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(
-            self.routes, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
+            self.routes.app, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
         )
 
     def end_streams(self) -> None:
@@ -181,7 +181,10 @@ class Router:
         peer = None if self.fleet.find(name) else self.peers.find(name)
         if peer is not None:
             return self.peers.proxy(peer, fields, body)
-        return self._proxy(request, self._instance(name, self._loads(request)), fields, body)
+        autoload = self._loads(request)
+        instance = self._instance(name, autoload)
+        body = _rewrite_body(instance, fields, body)
+        return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=autoload)
 
     async def _forward_query(self, request: Request) -> App:
         """Proxy a GET to the model that its query names. Such requests do not keep a model loaded."""
