@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class Client:
-    """A client that disconnects when it is told to, and keeps what it receives."""
+    """A client that disconnects on `leave` and keeps all messages."""
 
     def __init__(self) -> None:
         self.leave = asyncio.Event()
