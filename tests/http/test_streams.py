@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from llamado.http.access import Access, AccessRules
-from llamado.http.disconnect import disconnected, unless_disconnected
 from llamado.http.errors import ClientDisconnected
-from llamado.http.streams import OpenStreams, PartStream
+from llamado.http.streams import OpenStreams, PartStream, disconnected, unless_disconnected
 
 Message = dict[str, Any]
 

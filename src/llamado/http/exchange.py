@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.disconnect import disconnected
 from llamado.http.errors import ApiError, error_body, error_event
+from llamado.http.streams import disconnected
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.http")

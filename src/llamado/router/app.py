@@ -26,9 +26,9 @@ from llamado.http.answer import App, Receive, Scope, Send, handle_errors, json_r
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
-from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
-from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.monitoring.exposition import CONTENT_TYPE, merge
+from llamado.http.monitoring.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
 from llamado.http.routing import ANY, ApiRoute, ApiRouter
 from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
@@ -36,10 +36,9 @@ from llamado.page.files import page_paths, page_response
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.entries import download_entry, model_entry
-from llamado.router.events import EventHub, stream_events
 from llamado.router.fleet import LOADED, Fleet, FleetLimits, Instance
 from llamado.router.live import PATH as LIVE_EVENTS
-from llamado.router.live import ModelEvents, RouterSource
+from llamado.router.live import EventHub, ModelEvents, RouterSource, stream_events
 from llamado.router.ollama import OllamaApi
 from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import ProxiedRequest

@@ -16,12 +16,11 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.sources.stored import stored_models
 from llamado.http.answer import App, json_response
 from llamado.http.bodies import body_of
-from llamado.http.disconnect import unless_disconnected
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.http.exchange import OLLAMA_POSTS
 from llamado.http.json_body import parse_body
 from llamado.http.routing import ApiRoute
-from llamado.http.streams import PartStream
+from llamado.http.streams import PartStream, unless_disconnected
 from llamado.router.catalog import RoutedModel
 from llamado.router.downloads import Downloads, Updates
 from llamado.router.fleet import LOADED, Fleet, Instance

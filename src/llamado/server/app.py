@@ -21,8 +21,8 @@ from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, PRIVILEGED, Access, AccessPaths
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
-from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
+from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
