@@ -68,11 +68,12 @@ def test_a_row_says_why_and_how_it_is_checked() -> None:
 def names_of(path: Path) -> set[str]:
     """The tests of a file, as pytest names them."""
     found = set()
+    functions = ast.FunctionDef, ast.AsyncFunctionDef
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, functions):
             found.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, functions)}
     return found
 
 

@@ -1,25 +1,30 @@
-"""Every flag, by every spelling and by every variable, is seen where it acts.
+"""Each flag, by each spelling and each variable, changes exactly the options that its row names.
 
-A row says what a flag changes of all that a command gives to the rooms below (see command_stand_ins.py): what is not in
-the row must stay as it is without the flag. A flag without a row fails.
+Options are the records that a command passes to the packages below (recorded_commands.py). A flag without a row fails.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
-from command_stand_ins import Commands, Seen
+from recorded_commands import RecordedCommands, Seen
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.cluster.file import LinkConfig, WorkerConfig
 from llamado.commands.verify import generated_prompts
 from llamado.flags import FLAGS, Flag, Kind
 from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
+from llamado.installation import own_command
 from llamado.text.grammar.source import GrammarSource
 from llamado.tools.mcp.config import McpServerConfig
 
@@ -52,12 +57,14 @@ MCP_SERVER = McpServerConfig(name="clock", command=("clock",))
 
 
 class Row(NamedTuple):
-    """`value` (None: a switch) changes `arrives`. `beside` is given with and without the flag, `along` only with it,
-    `base` instead of what the command has. `elsewhere`: what differs in other commands; `part`: more changes.
+    """`value` (None for a switch) changes the records by `changes`, and by nothing else unless `part` is True.
+
+    `beside`: arguments with and without the flag; `along`: arguments only with the flag; `base`: replaces those of the
+    command. `elsewhere`: changes in other commands, if they differ.
     """
 
     value: str | None
-    arrives: Mapping[str, Any]
+    changes: Mapping[str, Any]
     beside: str = ""
     base: str | None = None
     elsewhere: Mapping[str, Mapping[str, Any]] = {}
@@ -65,39 +72,39 @@ class Row(NamedTuple):
     along: str = ""
 
 
+def option(field: str, value: str | None, given: Any, beside: str = "", **more: Any) -> Row:
+    """A field of `EngineOptions`, and more of its fields."""
+    return Row(value, {f"load.options.{name}": one for name, one in {field: given, **more}.items()}, beside)
+
+
 def sampling(field: str, value: str | None, given: Any) -> Row:
-    path = f"defaults.sampling.{field}"
-    return Row(value, {f"served.{path}": given, f"load.{path}": given})
+    return Row(value, {f"load.defaults.sampling.{field}": given})
 
 
 def default(field: str, value: str | None, given: Any) -> Row:
-    return Row(value, {f"served.defaults.{field}": given, f"load.defaults.{field}": given})
+    return Row(value, {f"load.defaults.{field}": given})
 
 
-def division(field: str, value: str, given: Any, beside: str = "", **more: Any) -> Row:
-    return Row(value, {f"divided.split.{field}": given, **more}, f"--rpc h:1,h:2 {beside}")
+def splitting(field: str, value: str | None, given: Any, beside: str = "") -> Row:
+    return option(f"split.{field}", value, given, f"--rpc h:1,h:2 {beside}")
 
 
-def drafting(field: str, value: str, given: Any, beside: str = "", *, part: bool = False) -> Row:
-    return Row(value, {f"drafts.{field}": given}, beside, part=part)
+def drafting(field: str, value: str | None, given: Any, beside: str = "", *, part: bool = False) -> Row:
+    return option(f"drafts.{field}", value, given, beside)._replace(part=part)
 
 
 def pair(names: str, value: str, place: str, along: str, beside: str = "", **more: Any) -> Row:
-    """One of two flags that come together."""
+    """One of two flags that must be given together."""
     given = dict(zip((f"{place}{name}" for name in names.split()), ("c.pem", "k.pem"), strict=True))
     return Row(value, given | more, beside, along=along)
 
 
 def switch(field: str, value: str | None, given: Any) -> Row:
-    return Row(value, {f"state.switches.{field}": given})
+    return Row(value, {f"server.switches.{field}": given})
 
 
-def metadata(key: str, value: str, given: Any) -> Row:
-    return Row(value, {"file.metadata": ((key, given),)})
-
-
-def router(value: str, base: str = "", **arrives: Any) -> Row:
-    return Row(value, {f"router.{name}": given for name, given in arrives.items()}, base=base, part=True)
+def router(value: str, base: str = "", **changes: Any) -> Row:
+    return Row(value, {f"router.{name}": given for name, given in changes.items()}, base=base, part=True)
 
 
 def worker(field: str, value: str | None, given: Any, beside: str = "") -> Row:
@@ -120,7 +127,7 @@ def quantized(field: str, value: str | None, given: Any, beside: str = "") -> Ro
     return Row(value, {f"quantize.{field}": given}, beside)
 
 
-def observed(field: str, value: str | None, given: Any, **more: Any) -> Row:
+def imatrix(field: str, value: str | None, given: Any, **more: Any) -> Row:
     return Row(value, {f"imatrix.options.{field}": given}, **more)
 
 
@@ -131,7 +138,7 @@ def both(value: str | None, served: Mapping[str, Any], **of_gateway: Any) -> Row
 
 
 def deployed(field: str, value: str | None, given: Any) -> Row:
-    return Row(value, {f"deploy.what.{field}": given})
+    return Row(value, {f"deploy.deployment.{field}": given})
 
 
 def up(field: str, value: str, given: Any) -> Row:
@@ -146,87 +153,60 @@ OF_TLS = {"gateway.options.ssl_cert": "c.pem", "gateway.options.ssl_key": "k.pem
 REPLICAS = (ReplicaOptions(url="http://a:1"), ReplicaOptions(url="http://b:2"))
 
 ROWS: dict[str, Row] = {
-    # which model
-    "serve --model": Row("other.gguf", {"source.spec": "other.gguf", "served.name": "other.gguf",
-                                        "served.aliases": ("other.gguf",)}, base="--hf-repo u/r", part=True,
-                         elsewhere={c: {"source.spec": "other.gguf"} for c in ("run", "perplexity", "bench", "plan")}),
-    "serve --hf-repo": Row("u/r", {"source.hf_repo": "u/r"}),
-    "serve --hf-file": Row("f.gguf", {"source.hf_file": "f.gguf"}),
+    # the model
+    "serve --model": Row("other.gguf", {"load.source.spec": "other.gguf"}, base="--hf-repo u/r"),
+    "serve --hf-repo": Row("u/r", {"load.source.hf_repo": "u/r"}),
+    "serve --hf-file": Row("f.gguf", {"load.source.hf_file": "f.gguf"}),
     "serve --hf-token": Row("secret", {"environ.HF_TOKEN": "secret"}),
     "serve --offline": Row(None, {"environ.HF_HUB_OFFLINE": "1"}),
-    "serve --model-url": Row("http://h/x.gguf", {"source.spec": "http://h/x.gguf"}, base="--hf-repo u/r", part=True),
+    "serve --model-url": Row("http://h/x.gguf", {"load.source.spec": "http://h/x.gguf"}, base="--hf-repo u/r"),
     "serve --cache-list": Row(None, {"listed.cache": True}, part=True),
-    "serve --alias": Row("one,two", {"served.name": "one", "served.aliases": ("one", "two")}),
-    "serve --tags": Row("a,b", {"served.tags": ("a", "b")}),
-    "serve --lora": Row("a.gguf,b.gguf", {"file.adapters": ("a.gguf", "b.gguf"), "engine.lora": (1.0, 1.0),
-                              "engine.invocations": [(), ()]}),
-    "serve --lora-scaled": Row("a.gguf:0.5", {"file.adapters": ("a.gguf",), "engine.lora": (0.5,),
-                                     "engine.invocations": [()]}),
-    "serve --lora-init-without-apply": Row(None, {"engine.lora": (0.0,)}, "--lora a.gguf"),
-    "serve --control-vector": Row("a.gguf,b.gguf", {"file.control": (("a.gguf", 1.0), ("b.gguf", 1.0))}, part=True),
-    "serve --control-vector-scaled": Row("a.gguf:-0.5", {"file.control": (("a.gguf", -0.5),)}, part=True),
-    "serve --control-vector-layer-range": Row("2 5", {"file.layers": (2, 5)}, "--control-vector a.gguf"),
-    "serve --override-kv": metadata("general.name", "general.name=str:other", "other"),
-    # how it computes
-    "serve --threads": Row("3", {"device.n_threads": 3}),
-    "serve --threads-batch": Row("3", {"device.n_threads_batch": 3}),
-    "serve --ctx-size": Row("256", {"forward.n_cells": 256, "forward.n_ctx": 256, "engine.n_ctx": 256},
-                            elsewhere={"bench": {},
-                                       "perplexity": {"forward.n_cells": 256, "forward.n_ctx": 256,
-                                                      "engine.n_ctx": 256, "perplexity.n_ctx": 256},
-                                       "plan": {"sizes.n_cells": 256}}),
-    "serve --batch-size": Row("256", {"engine.n_batch": 256, "forward.max_batch": 256, "served.n_batch": 256,
-                                      "fit.batch": False},
-                              elsewhere={"plan": {"sizes.max_batch": 256, "fit.batch": False}}),
-    "serve --ubatch-size": Row("128", {"forward.max_batch": 128, "fit.batch": False},
-                               elsewhere={"plan": {"sizes.max_batch": 128, "fit.batch": False}}),
-    "serve --parallel": Row("2", {"engine.n_slots": 2, "served.n_slots": 2, "forward.n_cells": 1024,
-                                 "forward.n_sequences": 2},
-                            elsewhere={"plan": {"sizes.n_sequences": 2, "sizes.n_cells": 1024}}),
-    "serve --cont-batching": Row(None, {"engine.cont_batching": False}),
-    "serve --kv-unified": Row(None, {"forward.n_cells": 512}, "-np 2", elsewhere={"plan": {"sizes.n_cells": 512}}),
-    "serve --cache-type-k": Row("q8_0", {"forward.type_k": TensorType.Q8_0, "fit.cache": False},
-                                elsewhere={"plan": {"sizes.type_k": TensorType.Q8_0, "fit.cache": False}}),
-    "serve --cache-type-v": Row("bf16", {"forward.type_v": TensorType.BF16, "fit.cache": False},
-                                elsewhere={"plan": {"sizes.type_v": TensorType.BF16, "fit.cache": False}}),
-    "serve --attn-rot-disable": Row(None, {"forward.rotated": False}),
-    "serve --memory-f32": Row(None, {"forward.type_k": TensorType.F32, "forward.type_v": TensorType.F32,
-                                     "fit.cache": False}),
-    "serve --mmap": Row(None, {"file.mmap": False}),
-    "serve --mlock": Row(None, {"forward.mlock": True}),
-    "serve --load-mode": Row("mlock", {"file.mmap": False, "forward.mlock": True}),
-    "serve --fit": Row("off", {"fit.on": False}),
-    "serve --fit-target": Row("64,32", {"fit.target": (64 << 20, 32 << 20)}),
-    "serve --fit-ctx": Row("128", {"fit.least_context": 128}),
-    "serve --numa": Row("isolate", {"device.numa": "isolate"}),
-    "serve --rope-scaling": Row("yarn", {"rope.scaling": "yarn"}),
-    "serve --rope-scale": Row("4", {"rope.freq_scale": 0.25}),
-    "serve --rope-freq-base": Row("20000", {"rope.freq_base": 20000.0}),
-    "serve --rope-freq-scale": Row("0.125", {"rope.freq_scale": 0.125}),
-    "serve --yarn-orig-ctx": Row("128", {"rope.n_ctx_orig": 128}),
-    "serve --yarn-ext-factor": Row("0.5", {"rope.ext_factor": 0.5}),
-    "serve --yarn-attn-factor": Row("1.5", {"rope.attn_factor": 1.5}),
-    "serve --yarn-beta-slow": Row("2", {"rope.beta_slow": 2.0}),
-    "serve --yarn-beta-fast": Row("16", {"rope.beta_fast": 16.0}),
-    "serve --spec-type": Row(
-        "ngram-mod,suffix",
-        {
-            "drafts.kinds": ("ngram-mod", "suffix"),
-            "engine.drafts": ("ngram-mod", "suffix"),
-            "forward.n_drafted": 1,
-        },
-        elsewhere={"plan": {"sizes.n_drafted": 1}},
-    ),
-    "serve --spec-default": Row(
-        None,
-        {"drafts.kinds": ("ngram-mod",), "engine.drafts": ("ngram-mod",), "forward.n_drafted": 1},
-        elsewhere={"plan": {"sizes.n_drafted": 1}},
-    ),
+    "serve --alias": Row("one,two", {"server.aliases": ("one", "two")}),
+    "serve --tags": Row("a,b", {"server.tags": ("a", "b")}),
+    "serve --lora": option("lora", "a.gguf,b.gguf", (("a.gguf", 1.0), ("b.gguf", 1.0))),
+    "serve --lora-scaled": option("lora", "a.gguf:0.5", (("a.gguf", 0.5),)),
+    "serve --lora-init-without-apply": option("lora_apply", None, False),
+    "serve --control-vector": option("control", "a.gguf,b.gguf", (("a.gguf", 1.0), ("b.gguf", 1.0))),
+    "serve --control-vector-scaled": option("control", "a.gguf:-0.5", (("a.gguf", -0.5),)),
+    "serve --control-vector-layer-range": option("control_layers", "2 5", (2, 5)),
+    "serve --override-kv": option("metadata", "general.name=str:other", (("general.name", "other"),)),
+    # computing
+    "serve --threads": option("n_threads", "3", 3),
+    "serve --threads-batch": option("n_threads_batch", "3", 3),
+    "serve --ctx-size": option("n_ctx", "256", 256)._replace(
+        elsewhere={"bench": {}, "perplexity": {"load.options.n_ctx": 256, "perplexity.n_ctx": 256}}),
+    "serve --batch-size": option("n_batch", "256", 256, **{"fit.batch": False}),
+    "serve --ubatch-size": option("n_ubatch", "128", 128, **{"fit.batch": False}),
+    "serve --parallel": option("n_slots", "2", 2, unified=False),
+    "serve --cont-batching": option("cont_batching", None, False),
+    "serve --kv-unified": option("unified", None, True, "-np 2"),
+    "serve --cache-type-k": option("type_k", "q8_0", "q8_0", **{"fit.cache": False}),
+    "serve --cache-type-v": option("type_v", "bf16", "bf16", **{"fit.cache": False}),
+    "serve --attn-rot-disable": option("rotated", None, False),
+    "serve --memory-f32": option("type_k", None, "f32", **{"type_v": "f32", "fit.cache": False}),
+    "serve --mmap": option("mmap", None, False),
+    "serve --mlock": option("mlock", None, True),
+    "serve --load-mode": option("mlock", "mlock", True, mmap=False),
+    "serve --fit": option("fit.on", "off", False),
+    "serve --fit-target": option("fit.target", "64,32", (64 << 20, 32 << 20)),
+    "serve --fit-ctx": option("fit.least_context", "128", 128),
+    "serve --numa": option("numa", "isolate", "isolate"),
+    "serve --rope-scaling": option("rope.scaling", "yarn", "yarn"),
+    "serve --rope-scale": option("rope.freq_scale", "4", 0.25),
+    "serve --rope-freq-base": option("rope.freq_base", "20000", 20000.0),
+    "serve --rope-freq-scale": option("rope.freq_scale", "0.125", 0.125),
+    "serve --yarn-orig-ctx": option("rope.n_ctx_orig", "128", 128),
+    "serve --yarn-ext-factor": option("rope.ext_factor", "0.5", 0.5),
+    "serve --yarn-attn-factor": option("rope.attn_factor", "1.5", 1.5),
+    "serve --yarn-beta-slow": option("rope.beta_slow", "2", 2.0),
+    "serve --yarn-beta-fast": option("rope.beta_fast", "16", 16.0),
+    "serve --spec-type": drafting("kinds", "ngram-mod,suffix", ("ngram-mod", "suffix")),
+    "serve --spec-default": drafting("kinds", None, ("ngram-mod",)),
     "serve --model-draft": drafting("model.spec", "small", "small", part=True),
     "serve --hf-repo-draft": drafting("model.hf_repo", "u/r", "u/r", part=True),
     "serve --spec-draft-device": drafting("split.devices", "RPC0", ("RPC0",), "--rpc h:1", part=True),
     "serve --spec-draft-ngl": drafting("split.n_gpu_layers", "3", 3, "--rpc h:1 --spec-draft-device RPC0"),
-    "serve --spec-draft-threads": Row("3", {"drafts.n_threads": 3, "drafts.n_threads_batch": 3}),
+    "serve --spec-draft-threads": option("drafts.n_threads", "3", 3, **{"drafts.n_threads_batch": 3}),
     "serve --spec-draft-threads-batch": drafting("n_threads_batch", "3", 3),
     "serve --spec-draft-type-k": drafting("type_k", "q8_0", "q8_0"),
     "serve --spec-draft-type-v": drafting("type_v", "q8_0", "q8_0"),
@@ -244,27 +224,26 @@ ROWS: dict[str, Row] = {
     "serve --lookup-cache-static": drafting("lookup_static", "c", "c"),
     "serve --lookup-cache-dynamic": drafting("lookup_dynamic", "c", "c"),
     # several machines
-    "serve --rpc": Row("h:1,tls://h:2", {"divided.split.rpc": ("h:1", "tls://h:2"), "engine.drafts": ("suffix",)},
-                       part=True, elsewhere={"plan": {"divided.split.rpc": ("h:1", "tls://h:2")}}),
-    "serve --tensor-split": division("tensor_split", "3,1", (3.0, 1.0)),
-    "serve --gpu-layers": division("n_gpu_layers", "1", 1),
-    "serve --device": division("devices", "CPU", ("CPU",)),
-    "serve --override-tensor": division("overrides", "x=CPU", (("x", "CPU"),)),
-    "serve --cpu-moe": division("overrides", None, ((r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
-    "serve --n-cpu-moe": division(
+    "serve --rpc": option("split.rpc", "h:1,tls://h:2", ("h:1", "tls://h:2"))._replace(part=True),
+    "serve --tensor-split": splitting("tensor_split", "3,1", (3.0, 1.0)),
+    "serve --gpu-layers": splitting("n_gpu_layers", "1", 1),
+    "serve --device": splitting("devices", "CPU", ("CPU",)),
+    "serve --override-tensor": splitting("overrides", "x=CPU", (("x", "CPU"),)),
+    "serve --cpu-moe": splitting("overrides", None, ((r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
+    "serve --n-cpu-moe": splitting(
         "overrides", "2", ((r"^blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
-    "serve --n-cpu-ffn": division("overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),)),
-    "serve --split-mode": division("devices", "none", ("RPC0",)),
-    "serve --main-gpu": division("devices", "1", ("RPC1",), "-sm none"),
-    "serve --rpc-failover": division("failover", "3", 3.0),
-    "serve --rpc-wait": division("wait", "9", 9.0, **{"forward.wait": 9.0}),
-    "serve --rpc-request-wait": division("request_wait", "9", 9.0),
-    "serve --rpc-connect-timeout": division("connect_timeout", "9", 9.0),
-    "serve --rpc-alive-timeout": division("alive_timeout", "9", 9.0),
-    "serve --rpc-ring": division("ring", "off", False),
-    "serve --rpc-ca": division("ca", "ca.pem", "ca.pem"),
-    "serve --rpc-cert": pair("cert key", "c.pem", "divided.split.", "--rpc-key k.pem", "--rpc h:1"),
-    "serve --rpc-key": pair("cert key", "k.pem", "divided.split.", "--rpc-cert c.pem", "--rpc h:1"),
+    "serve --n-cpu-ffn": splitting("overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),)),
+    "serve --split-mode": splitting("devices", "none", ("RPC0",)),
+    "serve --main-gpu": splitting("devices", "1", ("RPC1",), "-sm none"),
+    "serve --rpc-failover": splitting("failover", "3", 3.0),
+    "serve --rpc-wait": splitting("wait", "9", 9.0),
+    "serve --rpc-request-wait": splitting("request_wait", "9", 9.0),
+    "serve --rpc-connect-timeout": splitting("connect_timeout", "9", 9.0),
+    "serve --rpc-alive-timeout": splitting("alive_timeout", "9", 9.0),
+    "serve --rpc-ring": splitting("ring", "off", False),
+    "serve --rpc-ca": splitting("ca", "ca.pem", "ca.pem"),
+    "serve --rpc-cert": pair("cert key", "c.pem", "load.options.split.", "--rpc-key k.pem", "--rpc h:1"),
+    "serve --rpc-key": pair("cert key", "k.pem", "load.options.split.", "--rpc-cert c.pem", "--rpc h:1"),
     "serve --list-devices": Row(None, {"listed.devices": True}, part=True),
     # sampling
     "serve --predict": default("n_predict", "77", 77)._replace(
@@ -301,8 +280,7 @@ ROWS: dict[str, Row] = {
     "serve --mirostat-lr": sampling("mirostat_eta", "0.5", 0.5),
     "serve --mirostat-ent": sampling("mirostat_tau", "4", 4.0),
     **{
-        f"serve --{name}": Row(value, {"state.switches.grammar": GrammarSource(kind, text),
-                                       "grammars.compiled": GrammarSource(kind, text)})
+        f"serve --{name}": switch("grammar", value, GrammarSource(kind, text))
         for name, value, kind, text in (
             ("grammar", 'root ::= "a"', "gbnf", 'root ::= "a"'),
             ("grammar-file", "@folder/grammar", "gbnf", 'root ::= "b"'),
@@ -311,32 +289,33 @@ ROWS: dict[str, Row] = {
         )
     },
     # the server
-    "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h"), "state.access.allowed_hosts": ("h",)}, elsewhere={
+    "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h"), "server.hosts": ("::1", "h"),
+                                 "server.access.allowed_hosts": ("h",)}, elsewhere={
         "gateway": {"listen.hosts": ("::1", "h"), "gateway.options.access.allowed_hosts": ("h",)}}),
-    "serve --port": Row("99", {"listen.port": 99}),
-    "serve --reuse-port": Row(None, {"listen.reuse_port": True}),
-    "serve --api-key": both("a,b", {"state.access.api_keys": (b"a", b"b")}, access__api_keys=(b"a", b"b")),
-    "serve --api-key-file": both("@folder/keys", {"state.access.api_keys": (b"one", b"two")},
+    "serve --port": Row("99", {"listen.port": 99, "server.port": 99}),
+    "serve --reuse-port": Row(None, {"listen.reuse_port": True, "server.reuse_port": True}),
+    "serve --api-key": both("a,b", {"server.access.api_keys": (b"a", b"b")}, access__api_keys=(b"a", b"b")),
+    "serve --api-key-file": both("@folder/keys", {"server.access.api_keys": (b"one", b"two")},
                                  access__api_keys=(b"one", b"two")),
-    "serve --ssl-cert-file": pair("ssl_cert ssl_key", "c.pem", "uvicorn.", "--ssl-key-file k.pem",
+    "serve --ssl-cert-file": pair("ssl_cert ssl_key", "c.pem", "server.", "--ssl-key-file k.pem",
                                   **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
-    "serve --ssl-key-file": pair("ssl_cert ssl_key", "k.pem", "uvicorn.", "--ssl-cert-file c.pem",
+    "serve --ssl-key-file": pair("ssl_cert ssl_key", "k.pem", "server.", "--ssl-cert-file c.pem",
                                  **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
-    "serve --cors-origins": both("http://a", {"state.access.cors_origins": "http://a"}, access__cors_origins="http://a"),
-    "serve --cors": both(None, {"state.access.cors_origins": "*"}, access__cors_origins="*"),
-    "serve --allowed-hosts": both("a,.b", {"state.access.allowed_hosts": ("a", ".b")},
+    "serve --cors-origins": both("http://a", {"server.access.cors_origins": "http://a"}, access__cors_origins="http://a"),
+    "serve --cors": both(None, {"server.access.cors_origins": "*"}, access__cors_origins="*"),
+    "serve --allowed-hosts": both("a,.b", {"server.access.allowed_hosts": ("a", ".b")},
                                   access__allowed_hosts=("a", ".b")),
-    "serve --cors-methods": both("PUT", {"state.access.cors_methods": "PUT"}, access__cors_methods="PUT"),
-    "serve --cors-headers": both("X-A", {"state.access.cors_headers": "X-A"}, access__cors_headers="X-A"),
-    "serve --cors-credentials": both(None, {"state.access.cors_credentials": False}, access__cors_credentials=False),
+    "serve --cors-methods": both("PUT", {"server.access.cors_methods": "PUT"}, access__cors_methods="PUT"),
+    "serve --cors-headers": both("X-A", {"server.access.cors_headers": "X-A"}, access__cors_headers="X-A"),
+    "serve --cors-credentials": both(None, {"server.access.cors_credentials": False}, access__cors_credentials=False),
     "serve --metrics": switch("metrics", None, True),
-    "serve --metrics-labels": both("a=b", {"state.switches.metrics_labels": (("a", "b"),)}, labels={"a": "b"}),
+    "serve --metrics-labels": both("a=b", {"server.switches.metrics_labels": (("a", "b"),)}, labels={"a": "b"}),
     "serve --slots": switch("slots", None, False),
     "serve --props": switch("props", None, True),
     "serve --cache-prompt": default("cache_prompt", None, False),
     "serve --sse-ping-interval": switch("sse_ping_interval", "5", 5),
-    "serve --chat-template": Row(CHATML, {"template.source": CHATML}),
-    "serve --chat-template-file": Row("@folder/template", {"template.source": "{{ messages }}"}),
+    "serve --chat-template": option("chat_template", CHATML, CHATML),
+    "serve --chat-template-file": option("chat_template", "@folder/template", "{{ messages }}"),
     "serve --chat-template-kwargs": switch("chat_template_kwargs", '{"a": 1}', {"a": 1}),
     "serve --prefill-assistant": switch("prefill_assistant", None, False),
     "serve --jinja": switch("jinja", None, False),
@@ -347,56 +326,53 @@ ROWS: dict[str, Row] = {
     "serve --reasoning-budget": switch("reasoning_budget", "9", 9),
     "serve --reasoning-budget-message": switch("reasoning_budget_message", "done", "done"),
     "serve --reasoning-preserve": switch("reasoning_preserve", None, False),
-    "serve --timeout": both("20", {"gate.seconds": 20, "uvicorn.keep_alive": 20}, timeout=20),
-    "serve --threads-http": Row("3", {"long texts.n_threads": 3}),
-    "serve --max-queue": Row("7", {"engine.max_queue": 7}),
+    "serve --timeout": both("20", {"server.timeout": 20}, timeout=20),
+    "serve --threads-http": Row("3", {"server.threads_http": 3}),
+    "serve --max-queue": option("max_queue", "7", 7),
     "serve --max-prompts": switch("max_prompts", "3", 3),
-    "serve --max-connections": Row("9", {"gate.most": 9}),
-    "serve --slot-prompt-similarity": Row("0.5", {"engine.slot_prompt_similarity": 0.5}),
-    "serve --cache-ram": Row("64", {"engine.cache_ram": 64}),
-    "serve --cache-disk": Row("@folder/c", {"engine.cache_disk": "@folder/c"}),
-    "serve --cache-disk-size": Row("5M", {"engine.cache_disk_size": 5 << 20}, "--cache-disk @folder/c"),
-    "serve --ctx-checkpoints": Row("7", {"engine.ctx_checkpoints": 7}),
-    "serve --checkpoint-min-step": Row("70", {"engine.checkpoint_min_step": 70}),
-    "serve --cache-idle-slots": Row(None, {"engine.cache_idle_slots": "clear"}),
-    "serve --special": Row(None, {"served.defaults.special": True, "load.defaults.special": True}),
+    "serve --max-connections": Row("9", {"server.max_connections": 9}),
+    "serve --slot-prompt-similarity": option("slot_prompt_similarity", "0.5", 0.5),
+    "serve --cache-ram": option("cache_ram", "64", 64),
+    "serve --cache-disk": option("cache_disk", "@folder/c", "@folder/c"),
+    "serve --cache-disk-size": option("cache_disk_size", "5M", 5 << 20),
+    "serve --ctx-checkpoints": option("ctx_checkpoints", "7", 7),
+    "serve --checkpoint-min-step": option("checkpoint_min_step", "70", 70),
+    "serve --cache-idle-slots": option("cache_idle_slots", None, "clear"),
+    "serve --special": default("special", None, True),
     "serve --spm-infill": switch("spm_infill", None, True),
-    "serve --context-shift": Row(None, {"engine.context_shift": True}),
-    "serve --embedding": Row(None, {"embedder.pooling": "NONE", "embedder.n_ctx": 512, "embeddings.normalize": 2,
-                                    "embeddings.reranks": False}),
-    "serve --rerank": Row(None, {"embedder.pooling": "RANK", "embedder.n_ctx": 512, "embeddings.normalize": 2,
-                                 "embeddings.reranks": True}),
-    "serve --pooling": Row("last", {"embedder.pooling": "LAST"}, "--embedding"),
-    "serve --embd-normalize": Row("-1", {"embeddings.normalize": -1}, "--embedding"),
+    "serve --context-shift": option("context_shift", None, True),
+    "serve --embedding": option("embeddings", None, True),
+    "serve --rerank": option("reranking", None, True, pooling="rank"),
+    "serve --pooling": option("pooling", "last", "last"),
+    "serve --embd-normalize": option("embd_normalize", "-1", -1),
     "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
     "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
     "serve --path": switch("static_path", "@folder", "@folder"),
-    "serve --tools": Row("read_file,get_info", {"tools.builtin": ("read_file", "get_info")}),
-    "serve --tools-folder": Row("@folder/models", {"tools.folder": "@folder/models"}, "--tools all"),
-    "serve --tools-runtime": Row("docker:alpine", {"tools.runtime": "docker:alpine"}, "--tools all"),
-    "serve --mcp-servers-config": Row("@folder/mcp.json", {"tools.servers": (MCP_SERVER,)}),
-    "serve --mcp-servers-json": Row('{"mcpServers":{"clock":{"command":"clock"}}}', {"tools.servers": (MCP_SERVER,)}),
-    "serve --agent": Row(None, {"tools.builtin": ("all",), "tools.proxy": True}),
-    "serve --ui-mcp-proxy": Row(None, {"tools.proxy": True}),
+    "serve --tools": Row("read_file,get_info", {"server.tools.builtin": ("read_file", "get_info")}),
+    "serve --tools-folder": Row("@folder/models", {"server.tools.folder": "@folder/models"}, "--tools all"),
+    "serve --tools-runtime": Row("docker:alpine", {"server.tools.runtime": "docker:alpine"}, "--tools all"),
+    "serve --mcp-servers-config": Row("@folder/mcp.json", {"server.tools.servers": (MCP_SERVER,)}),
+    "serve --mcp-servers-json": Row('{"mcpServers":{"clock":{"command":"clock"}}}',
+                                    {"server.tools.servers": (MCP_SERVER,)}),
+    "serve --agent": Row(None, {"server.tools.builtin": ("all",), "server.tools.proxy": True}),
+    "serve --ui-mcp-proxy": Row(None, {"server.tools.proxy": True}),
     "serve --ui": switch("page", None, False),
     "serve --ui-config": switch("page_settings", '{"theme":"dark"}', {"theme": "dark"}),
     "serve --ui-config-file": switch("page_settings", "@folder/ui.json", {"theme": "light"}),
-    "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafts": ("suffix",)},
-                                 part=True),
-    "serve --discover": Row(None, {"discovery.on": True, "engine.drafts": ("suffix",)},
-                            part=True),
+    "serve --cluster-token": switch("cluster_token", "secret", "secret")._replace(part=True),
+    "serve --discover": Row(None, {"server.discover": True}, part=True),
     "serve --lab": Row("2", {"lab.n_own": 2}, part=True),
     "serve --hang-timeout": switch("hang_timeout", "9", 9.0),
-    "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),
-    # several models
+    "serve --sleep-idle-seconds": switch("sleep_idle_seconds", "60", 60),
+    # a router
     "serve --models-dir": router("@folder/models", models=("found",)),
     "serve --models-preset": router("@folder/presets.ini", models=("preset",)),
     "serve --llama-swap": router("@folder/swap.yaml", models=("swapped",)),
     "serve --models-max": Row("2", {"router.limits.models_max": 2}, base="--models-dir @folder/models"),
     "serve --models-memory": Row("2G", {"router.limits.memory": 2 << 30}, base="--models-dir @folder/models"),
     "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
-    # the log
-    "serve --verbose": Row(None, {"logs.verbosity": 9, "state.switches.verbose": True}, elsewhere={
+    # logs
+    "serve --verbose": Row(None, {"logs.verbosity": 9, "server.switches.verbose": True}, elsewhere={
         "worker": {"logs.verbose": True}, "tap": {"logs.verbose": True}, "plan": {}, "gateway": {"logs.verbosity": 9}}),
     "serve --verbosity": logs("verbosity", "1", 1, elsewhere={"plan": {}}),
     "serve --log-file": logs("file", "a.log", "a.log"),
@@ -406,18 +382,18 @@ ROWS: dict[str, Row] = {
     "serve --log-timestamps": logs("timestamps", None, False),
     "serve --log-prefix": logs("prefix", None, True),
     "serve --log-colors": logs("colors", "on", "on"),
-    "serve --otel": Row(None, {"tracing.on": True}),
+    "serve --otel": Row(None, {"server.otel": True}),
     # other commands
     "run --prompt": Row("ask", {"chat.messages": [{"role": "user", "content": "ask"}]}),
-    "run --url": Row("http://h:1", {"far.url": "http://h:1", "far.model": "@model", "far.key": None}, part=True),
-    "run --api-key": Row("k", {"far.key": "k"}, beside="--url http://h:1"),
+    "run --url": Row("http://h:1", {"remote.url": "http://h:1", "remote.model": "@model"}, part=True),
+    "run --api-key": Row("k", {"remote.key": "k"}, beside="--url http://h:1"),
     "run --markdown": Row(None, {"chat.markdown": False}),
     "run --system-prompt": Row("be", {"chat.messages": [{"role": "system", "content": "be"},
                                                         {"role": "user", "content": "hi"}]}),
     "bench --n-prompt": Row("64,32", {"bench.prompts": [64, 32], "bench.profiled": [(64, 0), (32, 0), (1, 127)],
-                                      "forward.n_cells": 256, "forward.n_ctx": 128, "engine.n_ctx": 128}, "--profile"),
+                                      "load.options.n_ctx": 128}, "--profile"),
     "bench --n-gen": Row("16", {"bench.generations": [16], "bench.profiled": [(512, 0), (1, 15)]}, "--profile"),
-    "bench --n-depth": Row("0,32", {"bench.depths": [0, 32], "forward.n_cells": 768,
+    "bench --n-depth": Row("0,32", {"bench.depths": [0, 32], "load.options.n_ctx": 544,
                                     "bench.profiled": [(512, 0), (1, 127), (512, 32), (1, 159)]}, "--profile"),
     "bench --profile": Row(None, {"bench.profiled": [(512, 0), (1, 127)]}),
     "bench --roofline": Row(None, {"roofline.passes": [(512, 0), (1, 127)]}, part=True),
@@ -479,7 +455,7 @@ ROWS: dict[str, Row] = {
     "doctor --mlock": Row(None, {"doctor.options.mlock": True, "doctor.machine.mlock": True}),
     "doctor --timeout": Row("5.5", {"doctor.timeout": 5.5}),
     "doctor --patience": Row("2", {"doctor.patience": 2.0}),
-    "doctor --json": Row(None, {"doctor.told": True}),
+    "doctor --json": Row(None, {"printed": "{"}),
     "gateway --replica": gateway("replicas", "http://a:1,http://b:2", REPLICAS)._replace(base="--admin-key k"),
     "gateway --backup": gateway("replicas", "http://b:2", (*REPLICAS[:1], replace(REPLICAS[1], backup=True)))._replace(
         base="--replica http://a:1"),
@@ -494,8 +470,8 @@ ROWS: dict[str, Row] = {
     "gateway --health-timeout": gateway("health_timeout", "3", 3.0),
     "gateway --stall-timeout": gateway("stall_timeout", "3", 3.0),
     "gateway --patience": gateway("patience", "3", 3.0),
-    "verify --prompts": Row("@folder/keys", {"verify.prompts": ("one", "# two", "two"), "verify.n": 3}),
-    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(generated_prompts(2))}),
+    "verify --prompts": verify("prompts", "@folder/keys", ("one", "# two", "two")),
+    "verify --count": verify("prompts", "2", tuple(generated_prompts(2))),
     "verify --parallel": verify("parallel", "3", 3),
     "verify --n-predict": verify("n_predict", "3", 3),
     "verify --temp": verify("temperature", "0.5", 0.5),
@@ -516,21 +492,21 @@ ROWS: dict[str, Row] = {
     "quantize --keep-split": quantized("keep_split", None, True),
     "quantize --override-kv": quantized("overrides", "a.b=int:3", [("a.b", 3)]),
     "quantize --dry-run": quantized("written", None, GONE),
-    "imatrix --model": observed("model", "m.gguf", "m.gguf"),
-    "imatrix --file": observed("text_file", "t", "t", base="--in-file i.gguf"),
-    "imatrix --output": observed("output", "o.gguf", Path("o.gguf")),
-    "imatrix --ctx-size": observed("n_ctx", "64", 64),
-    "imatrix --threads": observed("n_threads", "3", 3),
-    "imatrix --rpc": observed("rpc", "a:1,b:2", ("a:1", "b:2"), base="--in-file i.gguf"),
-    "imatrix --chunk": observed("first", "2", 2),
-    "imatrix --chunks": observed("chunks", "2", 2),
-    "imatrix --ppl": observed("perplexity", None, False),
-    "imatrix --process-output": observed("head", None, True),
-    "imatrix --parse-special": observed("special", None, True),
-    "imatrix --output-frequency": observed("every", "2", 2),
-    "imatrix --save-frequency": observed("copies", "2", 2),
-    "imatrix --output-format": observed("legacy", "dat", True),
-    "imatrix --in-file": observed("before", "a,b", ("a", "b")),
+    "imatrix --model": imatrix("model", "m.gguf", "m.gguf"),
+    "imatrix --file": imatrix("text_file", "t", "t", base="--in-file i.gguf"),
+    "imatrix --output": imatrix("output", "o.gguf", Path("o.gguf")),
+    "imatrix --ctx-size": imatrix("n_ctx", "64", 64),
+    "imatrix --threads": imatrix("n_threads", "3", 3),
+    "imatrix --rpc": imatrix("rpc", "a:1,b:2", ("a:1", "b:2"), base="--in-file i.gguf"),
+    "imatrix --chunk": imatrix("first", "2", 2),
+    "imatrix --chunks": imatrix("chunks", "2", 2),
+    "imatrix --ppl": imatrix("perplexity", None, False),
+    "imatrix --process-output": imatrix("head", None, True),
+    "imatrix --parse-special": imatrix("special", None, True),
+    "imatrix --output-frequency": imatrix("every", "2", 2),
+    "imatrix --save-frequency": imatrix("copies", "2", 2),
+    "imatrix --output-format": imatrix("legacy", "dat", True),
+    "imatrix --in-file": imatrix("before", "a,b", ("a", "b")),
     "imatrix --show-statistics": Row(None, {"imatrix.shown": Path("i.gguf")}, base="--in-file i.gguf", part=True),
     "top --once": Row(None, {"top.once": True}),
     "top --json": Row(None, {"top.as_json": True}),
@@ -572,20 +548,16 @@ ROWS: dict[str, Row] = {
 
 
 def home(flag: Flag) -> str:
-    """The command whose row it is."""
+    """Return the command of the flag's row."""
     return next(command for command in COMMANDS if command in flag.commands)
 
 
-def long_name(flag: Flag) -> str:
-    return next((name for name in flag.names if name.startswith("--")), flag.names[0])
-
-
 def key(flag: Flag) -> str:
-    return f"{home(flag)} {long_name(flag)}"
+    return f"{home(flag)} {next((name for name in flag.names if name.startswith('--')), flag.names[0])}"
 
 
-def turned(flag: Flag, name: str, value: str | None) -> list[str]:
-    """The arguments that set a flag by one of its spellings."""
+def arguments_of(flag: Flag, name: str, value: str | None) -> list[str]:
+    """Return the arguments that set a flag by one of its spellings."""
     if value is None:
         return [name]
     if flag.n_values > 1:
@@ -594,16 +566,6 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
 
 
 USED = [flag for flag in FLAGS if flag.kind is Kind.USED]
-EVERYWHERE = [
-    pytest.param(False, marks=pytest.mark.slow, id="at home"),
-    pytest.param(True, marks=pytest.mark.full, id="everywhere"),
-]
-"""By its first spelling in its first command; by every spelling and variable in every command."""
-
-
-def commands_of(flag: Flag, everywhere: bool) -> list[str]:
-    found = [command for command in COMMANDS if command in flag.commands]
-    return found if everywhere else found[:1]
 
 
 @pytest.fixture(scope="module")
@@ -629,45 +591,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Outcome(NamedTuple):
     code: int
     seen: Seen
-    said: list[str]
-    out: str
+    warnings: list[str]
     err: str
 
 
 class Runs:
-    """Runs commands, and remembers what they do without the flag."""
+    """Runs commands, and caches outcomes of arguments."""
 
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
-        self._known: dict[tuple[str, ...], Outcome] = {}
+    def __init__(self, commands: RecordedCommands, folder: Path) -> None:
+        self._commands, self._folder = commands, folder
+        self._outcomes: dict[tuple[str, ...], Outcome] = {}
 
-    def filled(self, text: str) -> str:
-        return text.replace("@model", str(self._commands.model)).replace("@folder", str(self._commands.folder))
+    def fill(self, text: str) -> str:
+        return text.replace("@model", str(self._folder / "tiny.gguf")).replace("@folder", str(self._folder))
 
     def run(
         self, capsys: pytest.CaptureFixture[str], command: str, arguments: str | list[str], **environ: str
     ) -> Outcome:
         given = arguments.split() if isinstance(arguments, str) else arguments
         known = (command, *given)
-        if not environ and known in self._known:
-            return self._known[known]
+        if not environ and known in self._outcomes:
+            return self._outcomes[known]
         capsys.readouterr()
-        spelled = [self.filled(argument) for argument in given]
-        code, seen, said = self._commands.run(command, spelled, {k: self.filled(v) for k, v in environ.items()})
+        filled = {name: self.fill(value) for name, value in environ.items()}
+        code, seen, warnings = self._commands.run(command, [self.fill(argument) for argument in given], filled)
         out, err = capsys.readouterr()
-        if command in ("bench", "verify"):
+        if command in ("bench", "verify", "doctor"):
             seen["printed"] = out[:1]
-        outcome = Outcome(code or 0, seen, said, out, err)
+        outcome = Outcome(code, seen, [*warnings, *err.splitlines()], err)
         if not environ:
-            self._known[known] = outcome
+            self._outcomes[known] = outcome
         return outcome
 
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Iterator[Runs]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # a folder whose name is the default is made here
-        yield Runs(Commands(patch, folder))
+        patch.chdir(folder)  # for default folders
+        yield Runs(RecordedCommands(patch), folder)
 
 
 def changes(before: Seen, after: Seen) -> dict[str, Any]:
@@ -677,11 +638,11 @@ def changes(before: Seen, after: Seen) -> dict[str, Any]:
 
 def expected(runs: Runs, row: Row, command: str, base: Outcome, at_home: bool) -> dict[str, Any]:
     """Return the changes of the row that a command can show: all of them in the home command of the flag."""
-    arrives = dict(row.elsewhere.get(command, row.arrives))
+    wanted = dict(row.elsewhere.get(command, row.changes))
     if command not in row.elsewhere and not at_home:
         places = {path.partition(".")[0] for path in base.seen} | {"environ", "listed"}
-        arrives = {path: given for path, given in row.arrives.items() if path.partition(".")[0] in places}
-    return {path: runs.filled(given) if isinstance(given, str) else given for path, given in arrives.items()}
+        wanted = {path: given for path, given in row.changes.items() if path.partition(".")[0] in places}
+    return {path: runs.fill(given) if isinstance(given, str) else given for path, given in wanted.items()}
 
 
 def check(runs: Runs, flag: Flag, row: Row, command: str, base: Outcome, after: Outcome, how: str) -> None:
@@ -697,74 +658,95 @@ def test_every_flag_has_its_row() -> None:
     assert len({key(flag) for flag in USED}) == len(USED)
 
 
-@pytest.mark.parametrize("everywhere", EVERYWHERE)
 @pytest.mark.parametrize("flag", USED, ids=key)
-def test_a_flag_arrives_where_it_acts(
-    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag, everywhere: bool
-) -> None:
+def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
     row = ROWS[key(flag)]
-    for command in commands_of(flag, everywhere):
+    for command in (command for command in COMMANDS if command in flag.commands):
         start = BASE[command] if row.base is None else row.base
         if row.base is not None and command not in ("serve", "plan"):
             start += {"run": " -p hi", "perplexity": " -f @folder/text"}.get(command, "")
         start = f"{start} {row.beside}"
         base = runs.run(capsys, command, start)
         names = flag.off_names if flag.type == "bool" and flag.default is True else flag.names
-        for name in names if everywhere and command == home(flag) else names[:1]:
-            after = runs.run(capsys, command, f"{start} {row.along}".split() + turned(flag, name, row.value))
+        for name in names if command == home(flag) else names[:1]:
+            after = runs.run(capsys, command, f"{start} {row.along}".split() + arguments_of(flag, name, row.value))
             check(runs, flag, row, command, base, after, name)
         text = row.value if row.value is not None else "off" if flag.default is True else "1"
-        for variable in flag.env if everywhere else ():
+        for variable in flag.env:
             after = runs.run(capsys, command, f"{start} {row.along}", **{variable: text})
             check(runs, flag, row, command, base, after, variable)
 
 
-@pytest.mark.parametrize("everywhere", EVERYWHERE)
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.MEANINGLESS], ids=key)
-def test_a_flag_without_meaning_is_said_and_changes_nothing(
-    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag, everywhere: bool
-) -> None:
+def test_a_flag_without_effect_gives_a_warning(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
     value = None if flag.type == "bool" else (flag.choices or ("1",))[0]
-    for command in commands_of(flag, everywhere):
+    for command in (command for command in COMMANDS if command in flag.commands):
         base = runs.run(capsys, command, BASE[command])
-        for name in flag.names + flag.off_names if everywhere and command == home(flag) else flag.names[:1]:
-            given = turned(flag, name, None if name in flag.off_names else value)
-            after = runs.run(capsys, command, BASE[command].split() + given)
-            said(base, after, flag.label, flag.help)
-        for variable in flag.env if everywhere else ():
-            said(base, runs.run(capsys, command, BASE[command], **{variable: value or "1"}), variable, flag.help)
-
-
-def said(base: Outcome, after: Outcome, label: str, why: str) -> None:
-    assert after.code == 0 and changes(base.seen, after.seen) == {}
-    lines = [line for line in (*after.said, *after.err.splitlines()) if "no effect here" in line]
-    assert len(lines) == 1 and label in lines[0] and why in lines[0], (label, lines)
+        given = [arguments_of(flag, name, value) for name in flag.names] + [[name] for name in flag.off_names]
+        outcomes = [(flag.label, runs.run(capsys, command, BASE[command].split() + words)) for words in given]
+        outcomes += [(name, runs.run(capsys, command, BASE[command], **{name: value or "1"})) for name in flag.env]
+        for label, after in outcomes:
+            assert after.code == 0 and changes(base.seen, after.seen) == {}
+            (warning,) = [line for line in after.warnings if "no effect here" in line]
+            assert label in warning and flag.help in warning
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.REFUSED], ids=key)
 def test_a_refused_flag_names_itself_and_the_reason(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
     value = None if flag.type == "bool" else "1"
-    for command in commands_of(flag, everywhere=True):
-        refused = [runs.run(capsys, command, BASE[command].split() + turned(flag, n, value)) for n in flag.names]
+    for command in (command for command in COMMANDS if command in flag.commands):
+        refused = [runs.run(capsys, command, BASE[command].split() + arguments_of(flag, n, value)) for n in flag.names]
         refused += [runs.run(capsys, command, BASE[command], **{name: value or "1"}) for name in flag.env]
         for outcome, name in zip(refused, (*(flag.label for _ in flag.names), *flag.env), strict=True):
             assert outcome.code == 2 and f"{name}: {flag.help}" in outcome.err
-            assert set(outcome.seen) <= {f"environ.{variable}" for variable in flag.env}, "something was begun"
+            assert set(outcome.seen) <= {f"environ.{variable}" for variable in flag.env}, "the command has started"
+
+
+def test_an_open_address_without_a_key_is_said(
+    runs: Runs, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(arguments: str) -> list[str]:
+        caplog.clear()
+        assert runs.run(capsys, "serve", arguments).code == 0
+        return [line for line in caplog.messages if "no key" in line]
+
+    for base in ("-m @model", "--models-dir @folder/models"):
+        for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", "127.0.0.1,0.0.0.0"):
+            (line,) = warnings(f"{base} --host {host}")
+            assert host.split(",")[-1] in line and "--api-key" in line
+            assert warnings(f"{base} --host {host} --api-key k") == []
+        for host in ("127.0.0.1", "localhost", "::1", "/tmp/x.sock"):
+            assert warnings(f"{base} --host {host}") == []
 
 
 @pytest.mark.slow
-def test_an_open_address_without_a_key_is_said(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    def warned(options: str) -> list[str]:
-        for base in ("-m @model", "--models-dir @folder/models"):
-            lines = [line for line in runs.run(capsys, "serve", f"{base} {options}").said if "no key" in line]
-            found.append(lines)
-        assert found[-1] == found[-2]
-        return found[-1]
-
-    found: list[list[str]] = []
-    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", "127.0.0.1,0.0.0.0"):
-        (line,) = warned(f"--host {host}")
-        assert host.split(",")[-1] in line and "--api-key" in line
-        assert warned(f"--host {host} --api-key k") == []
-    for host in ("127.0.0.1", "localhost", "::1", "/tmp/x.sock"):
-        assert warned(f"--host {host}") == []
+def test_flags_take_effect_in_a_server(folder: Path) -> None:
+    flags = (
+        "--port 0 -c 256 -np 2 -n 3 --temp 0 -a one,two --api-key k --metrics --no-slots --api-prefix /llm "
+        f"--chat-template-file {folder}/template --cors-origins http://a --max-prompts 2 --reasoning-format none -t 1"
+    )
+    command = own_command("serve", "-m", str(folder / "tiny.gguf"), *flags.split())
+    log = folder / "serve.log"
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            listens = re.compile(r"listening on (http://[^\s/]+)")
+            until(lambda: listens.search(log.read_text()) or process.poll() is not None, log.read_text)
+            found = listens.search(log.read_text())
+            assert found is not None, log.read_text()
+            with httpx.Client(base_url=f"{found[1]}/llm", headers={"Authorization": "Bearer k"}) as http:
+                until(lambda: http.get("/health").status_code == 200, log.read_text)
+                assert httpx.get(f"{found[1]}/health").status_code == 404
+                assert httpx.get(f"{found[1]}/llm/v1/models").status_code == 401
+                assert http.get("/v1/models").json()["data"][0]["id"] == "one"
+                assert http.get("/metrics").status_code == 200 and http.get("/slots").status_code == 501
+                props = http.get("/props").json()
+                assert (props["total_slots"], props["default_generation_settings"]["n_ctx"]) == (2, 128)
+                assert props["chat_template"] == "{{ messages }}"
+                allowed = http.get("/v1/models", headers={"Origin": "http://a"}).headers
+                assert allowed["access-control-allow-origin"] == "http://a"
+                answers = {http.post("/completion", json={"prompt": "Hi", "seed": seed}).text for seed in (1, 2)}
+                assert {json.loads(text)["tokens_predicted"] for text in answers} == {3}
+                assert len({json.loads(text)["content"] for text in answers}) == 1
+                assert http.post("/completion", json={"prompt": ["a", "b", "c"]}).status_code == 400
+        finally:
+            process.terminate()

@@ -102,7 +102,7 @@ def test_frozen_worker_fails_its_probe(
     monkeypatch.setattr(listeners, "listener_of", lambda pid: listener_of(pid, proc))
 
     assert run_wait(None, timeout=0.2, interval=GUARD) == 1
-    assert "accepts connections, and does not greet" in capsys.readouterr().err
+    assert "accepts connections, but does not greet" in capsys.readouterr().err
     thread = threading.Thread(target=worker.serve, daemon=True)
     thread.start()
     assert run_wait(None, timeout=GUARD, interval=GUARD) == 0

@@ -23,7 +23,18 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failure, Progress, Request, Result, Token
+from llamado.engine.request import (
+    Away,
+    Defaults,
+    Done,
+    EngineSnapshot,
+    Event,
+    Failure,
+    Progress,
+    Request,
+    Result,
+    Token,
+)
 from llamado.engine.scheduler.output import EngineVocabulary
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
@@ -335,6 +346,11 @@ def settled(engine: Engine) -> EngineSnapshot:
     found = until(at_rest, "slots leaked")
     assert found is not None
     return found
+
+
+def req(prompt: list[int], n_predict: int = 8, **fields: Any) -> Request:
+    """Return a request without end tokens; `fields` are those of GenerationParams and Sampling."""
+    return Defaults().request(prompt, n_predict=n_predict, **{"seed": 7, "ignore_eos": True, **fields})
 
 
 def new_engine(

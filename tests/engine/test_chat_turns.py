@@ -31,11 +31,6 @@ MODELS = {"gemma3": True, "granitehybrid": True, "qwen3next": False}
 N_TURNS = 20
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture(scope="module", params=first_of(MODELS))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"

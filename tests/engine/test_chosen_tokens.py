@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,22 @@ from tiers import first_of
 from tiny import TINY, make
 from waiting import until
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.engine import Engine
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
+from llamado.engine.request import Defaults, Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
 from . import test_restore
+from .conftest import OpenModel
 from .fake import FakeTokenizer, ask, send
 
 Open = Callable[[], ModelRunner]
 TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
 SIZES: dict[str, Any] = {"n_cells": 1536, "n_sequences": 3, "max_batch": 32}
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 NAMES = [
@@ -48,17 +42,8 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def start(jit: Jit, path: Path) -> Iterator[Open]:
-    opened: list[ModelRunner] = []
-
-    def open_() -> ModelRunner:
-        file = GGUFFile.open(path)
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(**SIZES)))
-        return opened[-1]
-
-    yield open_
-    for runner in opened:
-        runner.close()
+def start(open_model: OpenModel, path: Path) -> Open:
+    return partial(open_model, path, **SIZES)
 
 
 def text(seed: int, n: int) -> list[int]:
@@ -66,10 +51,7 @@ def text(seed: int, n: int) -> list[int]:
 
 
 def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
-    return Request(
-        prompt=prompt,
-        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
-    )
+    return Defaults().request(prompt, n_predict=n, temperature=0.0, seed=1, n_probs=3, **options)
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from llamado.engine.scheduler import outage
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
+from .conftest import OpenModel
 from .fake import Client, FakeForward, FakeTokenizer, ask, send
 from .test_restore import TWO, House
 
@@ -90,13 +92,14 @@ def test_as_a_plain_loop(
     tokenizer = FakeTokenizer()
     tokenizer.add_bos = bos
     # few tokens, so that drafts are right now and then; fewer cells than three slots would fill
-    engine = Engine(
-        FakeForward(512, n_vocab=5, max_batch=max_batch),
-        tokenizer,
-        EngineOptions(n_slots=3, n_ctx=n_ctx, context_shift=True),
-        drafts=DraftManager([Suffix()]) if drafting else None,
-    )
-    try:
+    with closing(
+        Engine(
+            FakeForward(512, n_vocab=5, max_batch=max_batch),
+            tokenizer,
+            EngineOptions(n_slots=3, n_ctx=n_ctx, context_shift=True),
+            drafts=DraftManager([Suffix()]) if drafting else None,
+        )
+    ) as engine:
         requests = [
             req(
                 [rng.randrange(1, 5) for _ in range(rng.randrange(1, n_ctx))],
@@ -111,8 +114,6 @@ def test_as_a_plain_loop(
             result = client.result
             assert result.tokens == plain(FakeForward(n_vocab=5), request, n_ctx, bos=bos)
             assert result.truncated and result.stop_type == "limit" and result.n_predicted == 3 * n_ctx
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow
@@ -125,70 +126,50 @@ def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
     assert expected != plain(FakeForward(), request, 24, bos=not bos)
     tokenizer = FakeTokenizer()
     tokenizer.add_bos = bos
-    engine = Engine(FakeForward(), tokenizer, EngineOptions(n_ctx=24, context_shift=True))
-    try:
+    with closing(Engine(FakeForward(), tokenizer, EngineOptions(n_ctx=24, context_shift=True))) as engine:
         assert ask(engine, request).tokens == expected
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow
 def test_the_rule_of_llama_server() -> None:
     """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
-    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=256, context_shift=True))
-    try:
+    with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=256, context_shift=True))) as engine:
         result = ask(engine, req([1, 2, 3, 4, 5, 6], 1000))
         assert (result.n_predicted, result.n_tokens_cached, result.truncated) == (1000, 243, True)
         short = ask(engine, req([1, 2, 3], 20))
         assert not short.truncated
-    finally:
-        engine.close()
 
 
 def test_prompts_must_fit_even_so() -> None:
-    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=32, context_shift=True))
-    try:
+    with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=32, context_shift=True))) as engine:
         with pytest.raises(ContextExceeded):
             engine.submit(req([1] * 32, 4), Client())
         with pytest.raises(InvalidRequest, match="n_discard"):
             engine.submit(req([1], 4, n_discard=-1), Client())
         full = req([1] * 31, 70)
         assert ask(engine, full).tokens == plain(FakeForward(), full, 32)
-    finally:
-        engine.close()
 
 
 def test_what_follows_reuses_what_is_left() -> None:
     """The slot holds the shifted sequence afterwards, no more and no less."""
-    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=64, context_shift=True))
-    try:
+    with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=64, context_shift=True))) as engine:
         request = req(list(range(1, 21)), 100, n_keep=10)
         answer = ask(engine, request).tokens
         again = ask(engine, req(list(range(1, 21)), 5))
         assert again.n_cached == 10, "the prompt's first tokens were kept, those behind them are others now"
         assert again.tokens == answer[:5]
-    finally:
-        engine.close()
 
 
 def test_no_end_in_sight_can_be_cancelled() -> None:
-    engine = Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=16, context_shift=True))
-    try:
+    with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=16, context_shift=True))) as engine:
         client = send(engine, req([1, 2], -1))
         while len(client.events) < 100:
             assert not client.over.wait(0.001)
         engine.cancel(client.id)
         assert ask(engine, req([1, 2], 5)).tokens == plain(FakeForward(), req([1, 2], 5), 16)
-    finally:
-        engine.close()
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(params=[make_llama, make_gemma3], ids=["llama", "gemma3"])
@@ -197,11 +178,8 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def forward(path: Path, jit: Jit) -> Iterator[ModelRunner]:
-    with GGUFFile.open(path) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512, max_batch=64))
-        yield forward
-        forward.close()
+def forward(open_model: OpenModel, path: Path) -> ModelRunner:
+    return open_model(path, n_cells=512, max_batch=64)
 
 
 @pytest.mark.slow
@@ -209,15 +187,16 @@ def test_a_real_model(forward: ModelRunner) -> None:
     """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
     request = req(list(range(40, 60)), 100, n_keep=8)
     expected = plain(forward, request, 48)
-    engine = Engine(
-        forward, FakeTokenizer(dict.fromkeys(range(320), b"x")), EngineOptions(n_slots=2, n_ctx=48, context_shift=True)
-    )
-    try:
+    with closing(
+        Engine(
+            forward,
+            FakeTokenizer(dict.fromkeys(range(320), b"x")),
+            EngineOptions(n_slots=2, n_ctx=48, context_shift=True),
+        )
+    ) as engine:
         result = ask(engine, request)
         assert result.tokens == expected and result.truncated
         assert result.n_prompt + result.n_predicted > 48 + 3 * 20
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow

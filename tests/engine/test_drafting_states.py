@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,18 @@ from tiers import first_of
 from tiny import TINY, make
 from waiting import until
 
-from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit
 from llamado.engine.drafts.contract import DraftKind
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Counters, GenerationParams, Request, Result
 from llamado.engine.sampling.params import Sampling
-from llamado.gguf.reader import GGUFFile
-from llamado.models import load_model
 from llamado.models.memory import KeysValues, LayerMemory
 
+from .conftest import OpenModel
 from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send, settled
 from .test_drafting import Known, LateForward, free
 
@@ -53,11 +49,8 @@ def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
 
 
 def told(forward: FakeForward, drafts: DraftManager | None, requests: list[Request]) -> tuple[list[Result], Counters]:
-    engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)
-    try:
+    with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)) as engine:
         return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters
-    finally:
-        engine.close()
 
 
 def answers(results: list[Result]) -> list[object]:
@@ -107,8 +100,9 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
     right, _ = told(new(layers, 1, 0), None, [request()])
     text = [*PROMPT, 1, *right[0].tokens]
     drafts = free(Known(text, lambda at: at % 9 == 8))
-    engine = Engine(new(layers, 4, 1), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
-    try:
+    with closing(
+        Engine(new(layers, 4, 1), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
+    ) as engine:
         for n in range(10, 30):
             client = send(engine, request())
             until(lambda: len(client.tokens) >= n)  # noqa: B023
@@ -122,8 +116,6 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
             again = ask(engine, Request(prompt=text[:at], params=GenerationParams(n_predict=20, sampling=sampling)))
             assert again.tokens == text[at : at + 20] and again.n_cached == saved.n_tokens
             engine.erase_slot(0).result(60)
-    finally:
-        engine.close()
 
 
 def test_nothing_is_drafted_where_no_state_would_be_left(layers: tuple[LayerMemory, ...]) -> None:
@@ -151,33 +143,14 @@ def test_a_draft_model_with_states_reads_little_again(layers: tuple[LayerMemory,
 # -- real models -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
-def start(jit: Jit, tmp_path: Path) -> Iterator[Any]:
-    opened: list[tuple[ModelRunner, GGUFFile]] = []
-
+def start(open_model: OpenModel, tmp_path: Path) -> Any:
     def open_(name: str, **options: Any) -> ModelRunner:
         path = tmp_path / f"{name}.gguf"
-        file = GGUFFile.open(path if path.exists() else make(TINY[name], path))
-        device = CpuDevice(1, jit=jit)
-        opened.append(
-            (
-                ModelRunner(
-                    file, load_model(file), [device], RunnerOptions(n_cells=768, n_sequences=2, max_batch=32, **options)
-                ),
-                file,
-            )
-        )
-        return opened[-1][0]
+        model = path if path.exists() else make(TINY[name], path)
+        return open_model(model, n_cells=768, n_sequences=2, max_batch=32, **options)
 
-    yield open_
-    for runner, file in opened:
-        runner.close()
-        file.close()
+    return open_
 
 
 @pytest.mark.full
@@ -188,8 +161,7 @@ def test_real_models(start: Any, name: str) -> None:
 
     def told(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:
         drafts = free(*kinds) if kinds else None
-        engine = Engine(runner, tokenizer, EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)
-        try:
+        with closing(Engine(runner, tokenizer, EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)) as engine:
             samplings = {1: Sampling(seed=1, temperature=0.0), 9: Sampling(seed=2, temperature=0.8)}
             found = [
                 ask(
@@ -200,8 +172,6 @@ def test_real_models(start: Any, name: str) -> None:
             ]
             accepted = sum(kind.n_accepted for kind in settled(engine).counters.drafts)
             return [(r.tokens, r.probs) for r in found], accepted
-        finally:
-            engine.close()
 
     right, _ = told(start(name))
     for every in (11, 4):

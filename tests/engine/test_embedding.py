@@ -42,11 +42,6 @@ Array = NDArray[Any]
 Open = Callable[..., Embedder]
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
 def start(jit: Jit) -> Iterator[Open]:
     opened: list[tuple[Embedder, ModelRunner, GGUFFile]] = []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_stand_ins import Commands
 from tiny_models import make_llama
 
 from llamado.engine.engine import Engine
@@ -86,18 +84,13 @@ def test_where_answers_end(tiny: Path, missing: list[str], monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        commands = Commands(patch, tiny.parent)
-
-        def metadata(given: Any, changes: Any) -> Any:
-            return without(given, KEY)
-
-        arguments = ["-m", str(tiny), "--override-kv", "general.name=str:x"]
-        for command, more in (("serve", []), ("run", ["-p", "hi"])):
-            _, _, said = commands.run(command, [*arguments, *more], {})
-            assert not any("no chat template" in line for line in said)
-        patch.setattr("llamado.engine.loaded_model.override_metadata", metadata)
-        for command, more in (("serve", []), ("run", ["-p", "hi"])):
-            _, _, said = commands.run(command, [*arguments, *more], {})
-            assert sum("no chat template" in line for line in said) == 1, command
+def test_a_missing_chat_template_is_logged(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "llamado")
+    options = EngineOptions(n_ctx=64, n_threads=1, metadata=(("general.name", "x"),))
+    LoadedModel.load(tiny, options).close()
+    assert not any("no chat template" in line for line in caplog.messages)
+    monkeypatch.setattr("llamado.engine.loaded_model.override_metadata", lambda given, _: without(given, KEY))
+    LoadedModel.load(tiny, options).close()
+    assert sum("no chat template" in line for line in caplog.messages) == 1

@@ -7,7 +7,8 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +32,7 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(
         *,
         n_cells: int = 4096,
@@ -44,12 +43,10 @@ def make() -> Iterator[Make]:
     ) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab, max_batch=max_batch)
         engine = new_engine(forward, tokenizer or FakeTokenizer(), **kw)
-        engines.append(engine)
+        engine = exits.enter_context(closing(engine))
         return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
@@ -59,11 +56,8 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 def alone(request: Request, **kw: Any) -> Result:
     """The answer of an engine that does nothing else, token by token."""
-    engine = Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))
-    try:
+    with closing(Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))) as engine:
         return ask(engine, request)
-    finally:
-        engine.close()
 
 
 # -- one request ---------------------------------------------------------------------------------------------------
@@ -423,10 +417,9 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
             client.wait()
     settled(engine)
 
-    judge = Engine(
-        FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=shape.get("n_ctx"))
-    )
-    try:
+    with closing(
+        Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=shape.get("n_ctx")))
+    ) as judge:
         for i, (request, client) in enumerate(zip(requests, clients, strict=True)):
             params = replace(request.params, cache_prompt=False, id_slot=-1)
             expected = ask(judge, replace(request, params=params))
@@ -438,8 +431,6 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
             assert client.text == client.result.content == expected.content
             assert client.result.stop_type == expected.stop_type
             assert client.result.probs == expected.probs
-    finally:
-        judge.close()
     snapshot = engine.snapshot()
     assert not any(slot.is_processing for slot in snapshot.slots)
     spared = sum(slot.n_prompt_tokens for slot in snapshot.slots) - snapshot.kv_cells_used
@@ -636,7 +627,7 @@ def test_an_idle_engine_sleeps(make: Make) -> None:
 
 
 def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 0.0)
+    monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 0.0)
     engine, _ = make(n_slots=2, max_batch=64)
     empty = engine.snapshot()
     assert [slot.id_task for slot in empty.slots] == [-1, -1] and empty.kv_cells_total == 4096
@@ -666,7 +657,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_answer_that_is_over_is_seen_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while others go on, of which only now and then is seen how long they are."""
-    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 1e9)
+    monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 1e9)
     engine, _ = make(n_slots=2, max_batch=64)
     seen: list[int] = []
     long = Client(lambda e: seen.append(engine.snapshot().requests_processing))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_stand_ins import Commands
 from tiny_models import make_llama
 
+from llamado.commands import cli, plan
+from llamado.commands.serve import serve_settings
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions
 from llamado.engine import loaded_model
 from llamado.engine.forward.fitting import Fit, MemoryRequest, fit, placed, sizes_for
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, FitOptions
+from llamado.flags import parse
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -236,29 +240,29 @@ def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_says_what_plan_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with GGUFFile.open(folder / "tiny.gguf") as file, pytest.MonkeyPatch.context() as patch:
-        commands = Commands(patch, folder)
-        commands.memory = need(file, 20000)
-        for options in ("", "-c 50000", "-c 300000"):
-            arguments = ["-m", str(commands.model), *options.split()]
-            code, seen, said = commands.run("serve", arguments, {})
-            notes = [line for line in said if "is cut from" in line]
-            assert code == 0 and notes and seen["forward.n_cells"] < 21000
-            capsys.readouterr()
-            code, _, _ = commands.run("plan", arguments, {})
-            out, err = capsys.readouterr()
-            assert code == 0 and all(note in err for note in notes)
-            assert f"{seen['forward.n_cells']} tokens of context" in out
-            for command in ("run", "bench", "perplexity"):
-                more = {"run": ["-p", "hi"], "perplexity": ["-f", str(folder / "text")]}.get(command, [])
-                (folder / "text").write_text("Hello")
-                assert commands.run(command, [*arguments, *more], {})[0] == 0
-        commands.memory = 1 << 20
-        assert commands.run("plan", ["-m", str(commands.model)], {})[0] == 1
-        assert "not enough memory: CPU needs" in capsys.readouterr().err
-        code, _, said = commands.run("serve", ["-m", str(commands.model)], {})
-        assert code == 1 and any("not enough memory: CPU needs" in line for line in said)
+def test_a_server_says_what_plan_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with GGUFFile.open(folder / "tiny.gguf") as file:
+        free = [need(file, 20000)]
+    monkeypatch.setattr(CpuDevice, "memory", lambda _: (free[0], 2 * free[0]))
+    monkeypatch.setattr(plan, "_figures", lambda *_: [replace(here(free[0]), total=2 * free[0])])
+    caplog.set_level("INFO", "llamado")
+    for options in ("", "-c 50000", "-c 300000"):
+        arguments = ["-m", str(folder / "tiny.gguf"), "-t", "1", *options.split()]
+        settings = serve_settings(parse(cli.make_parser("serve"), "serve", arguments, {})[0])
+        caplog.clear()
+        with LoadedModel.load(settings.source, settings.engine) as llama:
+            n_cells = llama.forward.memory.n_cells
+        notes = [line for line in caplog.messages if "is cut from" in line]
+        assert notes and n_cells < 21000
+        assert cli.main(["plan", *arguments]) == 0
+        out, err = capsys.readouterr()
+        assert all(note in err for note in notes) and f"{n_cells} tokens of context" in out
+    free[0] = 1 << 20
+    assert cli.main(["plan", *arguments]) == 1 and "not enough memory: CPU needs" in capsys.readouterr().err
+    with pytest.raises(NotEnoughMemory, match="CPU needs"):
+        LoadedModel.load(settings.source, settings.engine)
 
 
 @pytest.mark.parametrize(("n_slots", "unified"), [(1, True), (2, True), (2, False)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,16 @@ from tiny.llama import HEAD
 from tiny.mamba import N_INNER, N_MIXED, WIDE
 from waiting import until
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
+from llamado.engine.request import Defaults, Request
 from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -38,6 +36,7 @@ from llamado.models.architectures.granite.granitehybrid import GraniteHybridMode
 from llamado.models.memory import Handle, MemoryOptions, Span
 
 from . import test_restore
+from .conftest import OpenModel
 from .fake import FakeTokenizer, ask, send
 
 Array = np.ndarray[Any, Any]
@@ -45,11 +44,6 @@ Open = Callable[..., ModelRunner]
 Kind = type[Deepseek2Model] | type[GraniteHybridModel]
 N, MAX_BATCH = 260, 16
 TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module", params=[Deepseek2Model, GraniteHybridModel])
@@ -65,18 +59,8 @@ def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(jit: Jit, kind: Kind, path: Path) -> Iterator[Open]:
-    opened: list[ModelRunner] = []
-
-    def open_(**options: Any) -> ModelRunner:
-        file = GGUFFile.open(path)
-        given = {"n_cells": 1536, "n_sequences": 3, "max_batch": MAX_BATCH, **options}
-        opened.append(ModelRunner(file, kind(file), [CpuDevice(1, jit=jit)], RunnerOptions(**given)))
-        return opened[-1]
-
-    yield open_
-    for runner in opened:
-        runner.close()
+def start(open_model: OpenModel, kind: Kind, path: Path) -> Open:
+    return partial(open_model, path, load=kind, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
 
 
 def text(seed: int = 0, n: int = N) -> list[int]:
@@ -205,10 +189,7 @@ def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -
 
 
 def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
-    return Request(
-        prompt=prompt,
-        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
-    )
+    return Defaults().request(prompt, n_predict=n, temperature=0.0, seed=1, n_probs=3, **options)
 
 
 @pytest.mark.slow

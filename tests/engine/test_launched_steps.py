@@ -93,11 +93,6 @@ class Evens:
 
 
 @pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
-@pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("steps") / "m.gguf", n_embd=64, n_ff=64, n_layer=3, n_vocab=320)
 

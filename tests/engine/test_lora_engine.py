@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,11 @@ from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
 from llamado.models.memory import MemoryOptions
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 from .test_restore import MortalDevice
 
 Array = np.ndarray[Any, Any]
@@ -47,23 +46,15 @@ PROMPT = [1 + i * 7 % 96 for i in range(120)]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
+    return build
 
 
 # --- on the forward pass that shows every mistake ---------------------------------------------------------------------
@@ -225,11 +216,6 @@ def test_saved_slots(make: Make, tmp_path: Path) -> None:
 
 
 # --- on real models ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module", params=[make_llama, make_gemma3], ids=["llama", "gemma3"])

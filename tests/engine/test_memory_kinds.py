@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
+from llamado.engine.request import Defaults, Request
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.memory.parts import BLOCK
 
@@ -53,17 +53,15 @@ def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(layers: Layers) -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(layers: Layers, exits: ExitStack) -> Make:
     def build(forward: FakeForward | None = None, **options: Any) -> tuple[Engine, FakeForward]:
         forward = forward or new(layers)
-        engines.append(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -> FakeForward:
@@ -72,9 +70,7 @@ def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -
 
 
 def req(prompt: list[int], n: int = 8, **options: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), **options)
-    )
+    return Defaults().request(prompt, n_predict=n, temperature=0.0, seed=1, **options)
 
 
 def tokens(seed: int, n: int) -> list[int]:

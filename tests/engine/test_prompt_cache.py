@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,12 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -43,23 +42,15 @@ def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
+    return build
 
 
 def prompt(seed: int, n: int = 150, head: int = 0) -> list[int]:
@@ -273,11 +264,6 @@ def test_what_is_larger_than_memory_goes_to_disk(limit: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
     return make_llama(path, n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
@@ -350,7 +336,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
     expected, _ = two_turns(plain, 3)
     plain.close()
     engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
-    place = "_keep" if what == "read" else "recall"
+    place = "_store" if what == "read" else "recall"
     work = getattr(engine._sequence_cache, place)
     n = 0
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,11 +223,10 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 def alone(request: Request, n_vocab: int = 97) -> list[int]:
     """The answer of an engine that does nothing else, on a device that does not die."""
-    engine = Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
-    try:
+    with closing(
+        Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
+    ) as engine:
         return ask(engine, request).tokens
-    finally:
-        engine.close()
 
 
 def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
@@ -823,7 +822,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
-        engine._outage._failover = None
+        engine._outages._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text

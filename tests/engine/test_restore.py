@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +185,6 @@ class House:
 Open = Callable[..., House]
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
 def house(jit: Jit) -> Iterator[Open]:
     opened: list[House] = []
@@ -231,12 +226,11 @@ def same(a: Array, b: Array) -> bool:
 
 @pytest.fixture(scope="module")
 def right(model: Path, jit: Jit) -> Array:
-    with GGUFFile.open(model) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
-        try:
-            return feed(forward, text(40))
-        finally:
-            forward.close()
+    with (
+        GGUFFile.open(model) as file,
+        closing(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))) as forward,
+    ):
+        return feed(forward, text(40))
 
 
 TWO = Placement((1, 1, 2, 2), 2)
@@ -599,13 +593,14 @@ def test_answers_of_an_engine_whose_devices_die(
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(
-        home.forward,
-        tokenizer,
-        EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
-        drafts=DraftManager([Suffix()]),
-    )
-    try:
+    with closing(
+        Engine(
+            home.forward,
+            tokenizer,
+            EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
+            drafts=DraftManager([Suffix()]),
+        )
+    ) as engine:
         clients = [send(engine, request) for request in requests]
         killed = 0
         while not all(client.over.is_set() for client in clients) and killed < 12:
@@ -618,8 +613,6 @@ def test_answers_of_an_engine_whose_devices_die(
         assert killed > 3
         for client, tokens in zip(clients, expected, strict=True):
             assert client.result.tokens == tokens
-    finally:
-        engine.close()
 
 
 # -- devices that come back after their layers went elsewhere ----------------------------------------------------------
@@ -715,8 +708,9 @@ def test_answers_go_on_while_layers_come_and_go(
         judge.close()
         alone.close()
     home = house(model, TWO, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
-    try:
+    with closing(
+        Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
+    ) as engine:
         client = send(engine, request)
         until(lambda: client.tokens)
         home.away = {"RPC1"}
@@ -738,5 +732,3 @@ def test_answers_go_on_while_layers_come_and_go(
         home.away.clear()
         until(lambda: not engine.snapshot().degraded)
         assert ask(engine, request).tokens == expected and home.forward.placement == TWO
-    finally:
-        engine.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,13 @@ from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import Depth
 from llamado.engine.forward.runner import ModelRunner
-from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
-from llamado.models import load_model
+
+from .conftest import OpenModel
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
@@ -32,25 +31,12 @@ TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "
 MIXED = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q5_0", "ffn_gate": "Q4_1", "attn_output": "F16"}
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
-def start(jit: Jit) -> Iterator[Open]:
-    """Opens model files; ends their threads after the test."""
-    opened: list[ModelRunner] = []
+def start(open_model: OpenModel) -> Open:
+    def open_(path: Path, n_threads: int = 2, **options: Any) -> ModelRunner:
+        return open_model(path, n_threads, **{"n_cells": 2048, "whole": True, **options})
 
-    def open_(path: Path, n_threads: int = 2, mmap: bool = True, **options: Any) -> ModelRunner:
-        file = GGUFFile.open(path, mmap=mmap)
-        options = {"n_cells": 2048, "whole": True, **options}
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(n_threads, jit=jit)], RunnerOptions(**options)))
-        return opened[-1]
-
-    yield open_
-    for forward in opened:
-        forward.close()
+    return open_
 
 
 def text(n: int, n_vocab: int, seed: int = 0) -> list[int]:
@@ -312,20 +298,9 @@ def split_as(*layers: int, overrides: tuple[tuple[str, int], ...] = ()) -> Place
 
 
 @pytest.fixture
-def spread(jit: Jit) -> Iterator[Callable[..., ModelRunner]]:
+def spread(open_model: OpenModel) -> Callable[..., ModelRunner]:
     """Opens a model on three devices of this machine, one thread each."""
-    opened: list[ModelRunner] = []
-
-    def open_(path: Path, placement: Placement, **options: Any) -> ModelRunner:
-        file = GGUFFile.open(path)
-        devices = [CpuDevice(1, jit=jit) for _ in range(3)]
-        options = {"n_cells": 2048, "whole": True, **options}
-        opened.append(ModelRunner(file, load_model(file), devices, RunnerOptions(**options), placement))
-        return opened[-1]
-
-    yield open_
-    for forward in opened:
-        forward.close()
+    return partial(open_model, n_threads=1, n_devices=3, n_cells=2048, whole=True)
 
 
 PLACEMENTS = [
@@ -346,7 +321,7 @@ def test_the_same_bits_on_several_devices(
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     tokens = text(60, 300)
     right = feed(start(path), tokens)
-    several = spread(path, placement)
+    several = spread(path, placement=placement)
     assert same(feed(several, tokens), right)
     assert same(feed(several, tokens, chunk=7, start=256), right)
     assert same(feed(several, tokens, chunk=1, start=512), right)
@@ -358,7 +333,7 @@ def test_what_bits_depend_on(
     """The devices that compute cells, single weights of them, too; the head's does not."""
     path, kinds = make_llama(tmp_path / "m.gguf", n_layer=2), ["here", "here", "here"]
     monkeypatch.setattr(CpuDevice, "numerics", property(lambda self: kinds[runner.devices.index(self)]))
-    runner = spread(path, Placement((0, 1), 2, 0))
+    runner = spread(path, placement=Placement((0, 1), 2, 0))
     assert runner.numerics == "here"
     kinds[2] = "there"
     assert runner.numerics == "here"
@@ -366,7 +341,7 @@ def test_what_bits_depend_on(
     mixed = runner.numerics
     assert mixed not in ("here", "there", None)
     kinds[:] = "here", "here", "there"
-    runner = spread(path, Placement((0, 1), 0, 0, (("ffn_up", 2),)))
+    runner = spread(path, placement=Placement((0, 1), 0, 0, (("ffn_up", 2),)))
     elsewhere = runner.numerics
     assert elsewhere not in ("here", mixed)
     kinds[2] = None  # type: ignore[call-overload]
@@ -381,7 +356,7 @@ def test_experts_may_lie_elsewhere(
     path = make(TINY["qwen3moe"], tmp_path / "m.gguf", wtype="Q8_0")
     tokens = text(40, 300)
     right = feed(start(path), tokens)
-    several = spread(path, split_as(1, 1, 2, 2, overrides=overrides))
+    several = spread(path, placement=split_as(1, 1, 2, 2, overrides=overrides))
     assert same(feed(several, tokens), right)
     assert same(feed(several, tokens, chunk=1, start=256), right)
 
@@ -393,7 +368,7 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
     one, two = text(64, 300), text(64, 300, seed=1)
     alone = start(path)
     right = [feed(alone, one)[-1], feed(alone, two, start=256)[-1]]
-    several = spread(path, split_as(1, 1, 2, 2))
+    several = spread(path, placement=split_as(1, 1, 2, 2))
     started = []
     for at in range(0, 64, 8):
         for tokens, where in ((one, 0), (two, 512)):

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from tiny_models import make_gemma3, make_llama
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceError
 from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.ggml.graph import add, get_rows, mul, view_1d
 from llamado.ggml.tensor import Tensor
@@ -28,6 +26,7 @@ from llamado.models.batch import Batch, MemoryRows
 from llamado.models.forward import Pass
 from llamado.models.inputs import Bytes, Input
 
+from .conftest import OpenModel
 from .test_restore import TWO, House
 
 Array = np.ndarray[Any, Any]
@@ -37,24 +36,13 @@ N = 13  # filled up to 16 where all is on one device
 PLACEMENTS = [None, Placement((0, 1), 1)]
 
 
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
 @pytest.fixture
-def start(jit: Jit) -> Iterator[Open]:
-    opened: list[ModelRunner] = []
+def start(open_model: OpenModel) -> Open:
+    def open_(path: Path, load: Callable[[GGUFFile], Model] = load_model, placement: Placement | None = None) -> Any:
+        n_devices = 1 if placement is None else 2
+        return open_model(path, placement=placement, n_devices=n_devices, load=load, n_cells=512, max_batch=64)
 
-    def open_(path: Path, make: Callable[[GGUFFile], Model] = load_model, placement: Placement | None = None) -> Any:
-        file = GGUFFile.open(path)
-        devices = [CpuDevice(1, jit=jit) for _ in range(1 if placement is None else 2)]
-        opened.append(ModelRunner(file, make(file), devices, RunnerOptions(n_cells=512, max_batch=64), placement))
-        return opened[-1]
-
-    yield open_
-    for runner in opened:
-        runner.close()
+    return open_
 
 
 def tokens() -> Array:

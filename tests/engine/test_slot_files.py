@@ -7,8 +7,9 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +40,26 @@ from llamado.engine.forward import contract
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
 from llamado.models.memory import KV_TYPES, RowSpan
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw})))
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
+    return build
 
 
 PROMPT = [1 + i * 7 % 96 for i in range(300)]
@@ -364,11 +353,6 @@ def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module")

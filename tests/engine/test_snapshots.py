@@ -5,6 +5,7 @@ end of what was said before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,7 @@ def engine_of(forward: FakeForward, **options: Any) -> Engine:
 @pytest.mark.slow
 def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
     """Twenty turns, beside a chat that takes turns with it: of each prompt what is new, and a few tokens before."""
-    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
-    try:
+    with closing(engine_of(new(layers, n_cells=8192, n_sequences=2))) as engine:
         chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
         for turn in range(20):
             for chat in chats[: 2 if turn < 6 else 1]:
@@ -97,8 +97,6 @@ def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
         assert len(chats[0].said) > 1000
         result = ask(engine, req(edited, 5))
         assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is written anew"
-    finally:
-        engine.close()
 
 
 def test_where_prompts_branch_off() -> None:
@@ -114,6 +112,22 @@ def test_those_go_first_that_are_missed_least() -> None:
     kept = [100, 105, 200, 300, 301, 302]
     assert thin_out(kept, 9) == kept
     assert [drop(kept) for _ in range(5)] == [105, 100, 200, 300, 301] and kept == [302]
+
+
+def test_cells_that_are_dropped_take_their_checkpoints_with_them(layers: Layers) -> None:
+    """After devices changed, a checkpoint of the former ones would give other bits."""
+    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
+    try:
+        chat = Chat(1, thinks=True)
+        for _ in range(2):
+            prompt = chat.prompt()
+            chat.answered(prompt, ask(engine, req(prompt, 12)).tokens)
+        cache, slots = engine._sequence_cache, engine._sequence_cache._slots
+        assert cache.store is not None and cache.store.reserved and any(slot.snapshots.tails for slot in slots)
+        cache.forget()
+        assert not cache.store.reserved and not any(slot.snapshots.tails for slot in slots)
+    finally:
+        engine.close()
 
 
 def test_they_have_half_of_the_memory() -> None:
@@ -136,10 +150,9 @@ def test_they_have_half_of_the_memory() -> None:
 @pytest.mark.parametrize("most", [0, 4])
 def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
     """With none, or few, more is read, and answers are the same."""
-    engine = engine_of(
-        new(layers, n_cells=8192, n_sequences=2), ctx_checkpoints=most, checkpoint_min_step=100, n_slots=1
-    )
-    try:
+    with closing(
+        engine_of(new(layers, n_cells=8192, n_sequences=2), ctx_checkpoints=most, checkpoint_min_step=100, n_slots=1)
+    ) as engine:
         chat = Chat(3, thinks=True)
         for _ in range(6):
             prompt = chat.prompt()
@@ -148,15 +161,12 @@ def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
             edited = [*chat.said[:n], 7, 8]
             result = ask(engine, req(edited, 5))
             assert result.tokens == plain(edited, 5) and (result.n_cached > 100) <= (n > 120 or most > 0)
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow
 def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
     """Nothing tells that the beginning they share ends there: the third one finds it."""
-    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
-    try:
+    with closing(engine_of(new(layers, n_cells=8192, n_sequences=2))) as engine:
         head, found = tokens(9, 300), []
         for i in range(4):
             prompt = [*head, i + 1, *tokens(i, 100)]
@@ -164,8 +174,6 @@ def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
             assert result.tokens == plain(prompt, 5)
             found.append(result.n_cached)
         assert found[0] == 0 and min(found[2:]) >= 300 - NEAR
-    finally:
-        engine.close()
 
 
 def test_what_comes_slowly_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

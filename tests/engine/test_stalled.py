@@ -11,24 +11,18 @@ import pytest
 from tiny_models import make_llama
 from waiting import until
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.engine.engine import Engine
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import GenerationParams, Request
-from llamado.gguf.reader import GGUFFile
-from llamado.models import load_model
 
+from .conftest import OpenModel
 from .fake import FakeTokenizer, send
 
 
 @pytest.fixture
-def forward(tmp_path: Path) -> Any:
-    with GGUFFile.open(make_llama(tmp_path / "m.gguf")) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1)], RunnerOptions(n_cells=256))
-        yield forward
-        forward.close()
+def forward(open_model: OpenModel, tmp_path: Path) -> ModelRunner:
+    return open_model(make_llama(tmp_path / "m.gguf"), n_cells=256)
 
 
 def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -18,29 +19,19 @@ from llamado.engine.request import Done, GenerationParams, Histogram, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.statistics import Buckets
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, *, n_vocab: int = 97, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab)
-        engines.append(new_engine(forward, FakeTokenizer(), **kw))
-        return engines[-1], forward
+        engine = exits.enter_context(closing(new_engine(forward, FakeTokenizer(), **kw)))
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
+    return build
 
 
 def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Event, list[Client]]:

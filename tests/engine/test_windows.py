@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 from llamado.models.memory import Handle, Span
 
+from .conftest import OpenModel
 from .fake import FakeTokenizer, ask, send
 from .test_restore import House
 
@@ -40,28 +43,13 @@ TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
 
 
 @pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_gemma3(tmp_path_factory.mktemp("model") / "m.gguf", n_layer=4, n_swa=WINDOW, n_ctx=4096)
 
 
 @pytest.fixture
-def start(jit: Jit, model: Path) -> Iterator[Open]:
-    opened: list[ModelRunner] = []
-
-    def open_(**options: Any) -> ModelRunner:
-        file = GGUFFile.open(model)
-        given = {"n_cells": 4096, "n_sequences": 3, "max_batch": 32, **options}
-        opened.append(ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(**given)))
-        return opened[-1]
-
-    yield open_
-    for runner in opened:
-        runner.close()
+def start(open_model: OpenModel, model: Path) -> Open:
+    return partial(open_model, model, n_cells=4096, n_sequences=3, max_batch=32)
 
 
 @pytest.fixture
@@ -194,21 +182,20 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
     ]  # fmt: skip
     found = []
     for whole in (False, True):
-        engine = Engine(
-            start(whole=whole),
-            TOKENIZER,
-            EngineOptions(n_slots=3, n_ctx=1024, cache_ram=-1),
-            drafts=DraftManager([Suffix()]),
-        )
-        try:
+        with closing(
+            Engine(
+                start(whole=whole),
+                TOKENIZER,
+                EngineOptions(n_slots=3, n_ctx=1024, cache_ram=-1),
+                drafts=DraftManager([Suffix()]),
+            )
+        ) as engine:
             answers = [ask(engine, request) for request in asked]
             engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(60)
             engine.restore_slot((answers[-1].id_slot + 1) % 3, tmp_path / "a").result(60)
             answers.append(ask(engine, req([*head[:400], 7, 8, 9, *answers[-1].tokens, 5])))
             assert answers[-1].n_cached >= 408
             found.append([(answer.tokens, answer.probs) for answer in answers])
-        finally:
-            engine.close()
     assert found[0] == found[1]
 
 

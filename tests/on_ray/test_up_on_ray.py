@@ -1,4 +1,4 @@
-"""`llamado up --on ray` over three nodes of Ray on this machine: actors and nodes end while answers are streamed."""
+"""`llamado up --on ray` on three Ray nodes on this machine: actors and nodes end during streams."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ray = pytest.importorskip(
 )
 pytestmark = pytest.mark.slow
 
-ASKED = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "return_tokens": True, "seed": 1}
+REQUEST = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "return_tokens": True, "seed": 1}
 LENGTH = 1500
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """Three nodes with two processors each."""
+    """Run three nodes with two CPUs each."""
     from ray.cluster_utils import Cluster
 
     common = {"num_cpus": 2, "object_store_memory": 80 << 20}
@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Up:
-    """`llamado up` of a file, and the other commands beside it."""
+    """`llamado up` of a file, and related commands."""
 
     def __init__(self, folder: Path, **keys: Any) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Up:
         with (folder / "out").open("wb") as out:
             self.process = subprocess.Popen(command, env=self.environment, stdout=out, stderr=out)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return (self.folder / "out").read_text()
 
     def command(self, *arguments: str) -> str:
@@ -86,17 +86,17 @@ class Up:
         return next(one for one in self.state()["services"] if one["name"] == name)
 
     def ready(self) -> str:
-        """The gateway's address, once all is ready."""
+        """Wait until all services are ready, and return the gateway's URL."""
 
         def is_ready() -> str | None:
-            assert self.process.poll() is None, self.said()
+            assert self.process.poll() is None, self.output()
             state = self.state()
             return str(state["url"]) if state.get("phase") == "ready" else None
 
         return str(until(is_ready))
 
-    def back(self, name: str, pid: int) -> dict[str, Any]:
-        """A service once it is ready again, as another process."""
+    def restarted(self, name: str, pid: int) -> dict[str, Any]:
+        """Wait until a service is ready as another process than `pid`, and return it."""
         return dict(
             until(lambda: (now := self.service(name))["pid"] not in (0, pid) and now["phase"] == "ready" and now)
         )
@@ -123,21 +123,21 @@ def up(tmp_path: Path, model: Path, nodes: Any) -> Iterator[Callable[..., Up]]:
 
 
 class Stream(threading.Thread):
-    """An answer as it comes."""
+    """A streamed answer, read in a thread."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.url, self.tokens, self.some = url, list[int](), threading.Event()
+        self.url, self.tokens, self.has_begun = url, list[int](), threading.Event()
         self.start()
 
     def run(self) -> None:
-        body = {**ASKED, "n_predict": LENGTH, "stream": True}
+        body = {**REQUEST, "n_predict": LENGTH, "stream": True}
         with httpx.stream("POST", f"{self.url}/completion", json=body, timeout=GUARD) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     self.tokens += json.loads(line[6:]).get("tokens") or []
                     if len(self.tokens) > 8:
-                        self.some.set()
+                        self.has_begun.set()
 
     def whole(self) -> list[int]:
         self.join(GUARD)
@@ -145,20 +145,20 @@ class Stream(threading.Thread):
         return self.tokens
 
 
-def begun(url: str) -> Stream:
+def started_stream(url: str) -> Stream:
     stream = Stream(url)
-    assert stream.some.wait(GUARD)
+    assert stream.has_begun.wait(GUARD)
     assert len(stream.tokens) < LENGTH
     return stream
 
 
 def parent(pid: int) -> int:
-    """The process that started another: a service's actor."""
+    """Return the parent process: a service's actor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def node_of(actor_pid: int) -> str:
-    """The id of the node that an actor is on."""
+    """Return the id of an actor's node."""
     found = ray._private.state.actors().values()
     (one,) = [actor for actor in found if actor["Pid"] == actor_pid and actor["State"] == "ALIVE"]
     return str(one["Address"]["NodeID"])
@@ -171,7 +171,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_answers_go_on_when_actors_and_nodes_end(up: Callable[..., Up], nodes: Any) -> None:
+def test_answers_continue_when_actors_and_nodes_end(up: Callable[..., Up], nodes: Any) -> None:
     cluster = up(workers=2, server={"tensor-split": "1,1,1"}, ray={"worker": {"memory": 200}})
     url = cluster.ready()
     held = httpx.get(f"http://{cluster.service('server')['address']}/cluster").json()["devices"]
@@ -180,10 +180,10 @@ def test_answers_go_on_when_actors_and_nodes_end(up: Callable[..., Up], nodes: A
     assert len(expected) == LENGTH
 
     first = cluster.service("worker1")
-    stream = begun(url)
+    stream = started_stream(url)
     os.kill(parent(first["pid"]), signal.SIGKILL)  # the actor
     assert stream.whole() == expected
-    again = cluster.back("worker1", first["pid"])
+    again = cluster.restarted("worker1", first["pid"])
     assert again["address"] != first["address"] and again["restarts"] == 1
     until(lambda: not alive(first["pid"]))
 
@@ -191,13 +191,13 @@ def test_answers_go_on_when_actors_and_nodes_end(up: Callable[..., Up], nodes: A
     there = {node.node_id: node for node in nodes.list_all_nodes() if not node.head}
     name = next(name for name in ("worker1", "worker2") if places[name] in there and places[name] != places["server"])
     lost = cluster.service(name)
-    stream = begun(url)
+    stream = started_stream(url)
     nodes.remove_node(there[places[name]], allow_graceful=False)
     assert stream.whole() == expected
-    cluster.back(name, lost["pid"])
+    cluster.restarted(name, lost["pid"])
 
     def whole_again() -> bool:
-        """The server divides the model among those that are there now, and no others."""
+        """Return True if the server splits the model among exactly the current workers."""
         devices = httpx.get(f"http://{cluster.service('server')['address']}/cluster").json()["devices"]
         there = {cluster.service(name)["address"] for name in ("worker1", "worker2")}
         return {device["endpoint"] for device in devices} == {None, *there} and all(d["holds"] for d in devices)
@@ -208,7 +208,7 @@ def test_answers_go_on_when_actors_and_nodes_end(up: Callable[..., Up], nodes: A
     assert cluster.command("drain", "worker1") == "worker1 is drained\n"
     assert Stream(url).whole() == expected
     pids = [one["pid"] for one in cluster.state()["services"]]
-    assert cluster.end() == 0, cluster.said()
+    assert cluster.end() == 0, cluster.output()
     until(lambda: not any(alive(pid) for pid in pids))
 
 
@@ -217,17 +217,17 @@ def test_the_gateway_follows_replicas(up: Callable[..., Up]) -> None:
     url = cluster.ready()
 
     def replicas() -> dict[str, dict[str, Any]]:
-        told = httpx.get(f"{url}/gateway/replicas", headers={"Authorization": "Bearer k"}).json()["replicas"]
-        return {one["name"]: one for one in told}
+        listed = httpx.get(f"{url}/gateway/replicas", headers={"Authorization": "Bearer k"}).json()["replicas"]
+        return {one["name"]: one for one in listed}
 
     expected = Stream(url).whole()
-    stream = begun(url)
+    stream = started_stream(url)
     busy = until(lambda: [name for name, one in replicas().items() if one["in_flight"]])
     servers = {name: cluster.service(name) for name in ("server1", "server2")}
     idle = next(name for name, one in servers.items() if one["address"] not in busy)
     os.kill(parent(servers[idle]["pid"]), signal.SIGKILL)
     assert stream.whole() == expected and len(expected) == LENGTH
-    now = cluster.back(idle, servers[idle]["pid"])
+    now = cluster.restarted(idle, servers[idle]["pid"])
     other = next(one for name, one in servers.items() if name != idle)
     until(
         lambda: (
@@ -236,25 +236,25 @@ def test_the_gateway_follows_replicas(up: Callable[..., Up]) -> None:
     )
     assert len(replicas()) == 2
     os.kill(parent(other["pid"]), signal.SIGKILL)
-    assert Stream(url).whole() == expected  # by the one that came back
+    assert Stream(url).whole() == expected  # by the restarted replica
     pids = [one["pid"] for one in cluster.state()["services"]]
-    cluster.process.kill()  # nothing is left behind then either
+    cluster.process.kill()  # no process may survive this either
     cluster.process.wait(GUARD)
     until(lambda: not any(alive(pid) for pid in pids))
     assert "was killed" in cluster.command("down")
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"workers": 1, "ray": {"wait": 1, "worker": {"cpus": 99}}}, "99 CPUs on one node are needed"),
-        ({"workers": [{"node": "10.9.9.9"}]}, "Ray has no node 10.9.9.9; there are "),
-        ({"workers": 9, "ray": {"wait": 3}}, "Ray has no room: 1 CPUs on one node are needed"),
-        ({"ray": {"address": "127.0.0.1:1"}}, "no Ray is reached at 127.0.0.1:1"),
+        ({"workers": [{"node": "10.9.9.9"}]}, "Ray has no node 10.9.9.9; its nodes are "),
+        ({"workers": 9, "ray": {"wait": 3}}, "Ray has not enough free resources: 1 CPUs on one node are needed"),
+        ({"ray": {"address": "127.0.0.1:1"}}, "cannot reach Ray at 127.0.0.1:1"),
         ({"model": "nothing.gguf"}, "nothing.gguf"),
     ],
 )
-def test_what_ray_has_not(up: Callable[..., Up], keys: dict[str, Any], said: str) -> None:
+def test_missing_resources_are_reported(up: Callable[..., Up], keys: dict[str, Any], message: str) -> None:
     cluster = up(**keys)
     assert cluster.process.wait(GUARD) == 1
-    assert said in cluster.said() and "Traceback" not in cluster.said(), cluster.said()
+    assert message in cluster.output() and "Traceback" not in cluster.output(), cluster.output()

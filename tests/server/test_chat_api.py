@@ -8,7 +8,7 @@ from typing import Any
 import fakes
 import orjson
 import pytest
-from fakes import FakeConstraint, FakeEngine, client, events, post, run
+from fakes import FakeConstraint, FakeEngine, client, events, post
 
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
@@ -143,28 +143,25 @@ def test_a_reasoning_budget() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_can_end_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_can_end_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.generate.request.random_id", lambda: "1")
 
-    async def work() -> None:
-        engine = FakeEngine("<think>" + "x" * 200, delay=0.01)
-        async with client(engine, source=HERMES) as http:
+    engine = FakeEngine("<think>" + "x" * 200, delay=0.01)
+    async with client(engine, source=HERMES) as http:
 
-            async def end(id: str) -> Any:
-                body = {"id": id, "action": "reasoning_end"}
-                return (await http.post("/v1/chat/completions/control", json=body)).json()
+        async def end(id: str) -> Any:
+            body = {"id": id, "action": "reasoning_end"}
+            return (await http.post("/v1/chat/completions/control", json=body)).json()
 
-            assert await end("chatcmpl-1") == {"success": False, "message": "no active completion for this id"}
-            body = {"messages": USER, "stream": True, "reasoning_control": True}
-            task = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
-            while not engine.requests:
-                await asyncio.sleep(0.01)
-            constraint: Any = engine.requests[0].constraint
-            assert await end("chatcmpl-1") == {"success": True} and constraint.ended == 1
-            assert constraint.tags["budget"] == -1
-            task.cancel()
-
-    run(work())
+        assert await end("chatcmpl-1") == {"success": False, "message": "no active completion for this id"}
+        body = {"messages": USER, "stream": True, "reasoning_control": True}
+        task = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        while not engine.requests:
+            await asyncio.sleep(0.01)
+        constraint: Any = engine.requests[0].constraint
+        assert await end("chatcmpl-1") == {"success": True} and constraint.ended == 1
+        assert constraint.tags["budget"] == -1
+        task.cancel()
 
 
 def test_echo_begins_a_stream_with_the_prefill() -> None:

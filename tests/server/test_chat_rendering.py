@@ -23,23 +23,20 @@ SLOW_WHEN_TOLD = (
 
 
 @pytest.mark.slow
-def test_a_slow_template_is_a_400_and_delays_no_other_chat() -> None:
-    async def work() -> None:
-        async with client(source=SLOW_WHEN_TOLD) as http:
-            slow = asyncio.create_task(
-                http.post("/apply-template", json={"messages": USER, "chat_template_kwargs": {"slow": True}})
-            )
-            for _ in range(5):
-                assert (await http.get("/health")).status_code == 200
-                answer = await http.post("/completion", json={"prompt": "x", "n_predict": 1})
-                assert answer.status_code == 200 and not slow.done()
-            waiting = asyncio.create_task(http.post("/apply-template", json={"messages": USER}))
-            refused, served = await slow, await waiting
-            assert refused.status_code == 400
-            assert "takes more than 2 s of computing" in refused.json()["error"]["message"]
-            assert served.json() == {"prompt": "ok"}
-
-    run(work())
+async def test_a_slow_template_is_a_400_and_delays_no_other_chat() -> None:
+    async with client(source=SLOW_WHEN_TOLD) as http:
+        slow = asyncio.create_task(
+            http.post("/apply-template", json={"messages": USER, "chat_template_kwargs": {"slow": True}})
+        )
+        for _ in range(5):
+            assert (await http.get("/health")).status_code == 200
+            answer = await http.post("/completion", json={"prompt": "x", "n_predict": 1})
+            assert answer.status_code == 200 and not slow.done()
+        waiting = asyncio.create_task(http.post("/apply-template", json={"messages": USER}))
+        refused, served = await slow, await waiting
+        assert refused.status_code == 400
+        assert "takes more than 2 s of computing" in refused.json()["error"]["message"]
+        assert served.json() == {"prompt": "ok"}
 
 
 SHOWS_ALL = """

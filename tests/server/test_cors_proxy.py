@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from fakes import client, run
+from fakes import client
 
 from llamado.tools.settings import ToolSettings
 
@@ -66,33 +66,30 @@ def other() -> Iterator[str]:
     server.shutdown()
 
 
-def test_requests_are_forwarded(other: str) -> None:
-    async def test() -> None:
-        async with client(tools=PROXY) as http:
-            headers = LOCAL | {
-                PREFIX + "x-key": "k",
-                PREFIX + "host": "evil",
-                "authorization": "Bearer mine",
-                "cookie": "c=d",
-                "a-header-of-this-servers-own-which-is-long": "e",
-            }
-            url = {"url": f"{other}/mcp?x=1&y=2"}
-            answer = await http.post("/cors-proxy", params=url, headers=headers, content=b"body")
-            assert answer.status_code == 418
-            method, path, names, key, body = answer.text.split(" ")
-            assert (method, path, key, body) == ("POST", "/mcp?x=1&y=2", "k", "body")
-            assert set(names.split(",")) <= {
-                "accept", "accept-encoding", "connection", "content-length", "host", "user-agent", "x-key",
-            }  # fmt: skip
-            returned = answer.headers
-            assert returned["content-type"] == "text/html" and PASSED_BACK.items() <= returned.items()
-            assert not KEPT_AWAY.keys() & returned.keys()
-            assert returned["content-security-policy"] == "sandbox" and returned["x-content-type-options"] == "nosniff"
-            answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
-            assert answer.text.startswith("GET /to?a=b ")
-            assert (await http.get("/props")).json()["cors_proxy_enabled"] is True
-
-    run(test())
+async def test_requests_are_forwarded(other: str) -> None:
+    async with client(tools=PROXY) as http:
+        headers = LOCAL | {
+            PREFIX + "x-key": "k",
+            PREFIX + "host": "evil",
+            "authorization": "Bearer mine",
+            "cookie": "c=d",
+            "a-header-of-this-servers-own-which-is-long": "e",
+        }
+        url = {"url": f"{other}/mcp?x=1&y=2"}
+        answer = await http.post("/cors-proxy", params=url, headers=headers, content=b"body")
+        assert answer.status_code == 418
+        method, path, names, key, body = answer.text.split(" ")
+        assert (method, path, key, body) == ("POST", "/mcp?x=1&y=2", "k", "body")
+        assert set(names.split(",")) <= {
+            "accept", "accept-encoding", "connection", "content-length", "host", "user-agent", "x-key",
+        }  # fmt: skip
+        returned = answer.headers
+        assert returned["content-type"] == "text/html" and PASSED_BACK.items() <= returned.items()
+        assert not KEPT_AWAY.keys() & returned.keys()
+        assert returned["content-security-policy"] == "sandbox" and returned["x-content-type-options"] == "nosniff"
+        answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
+        assert answer.text.startswith("GET /to?a=b ")
+        assert (await http.get("/props")).json()["cors_proxy_enabled"] is True
 
 
 @pytest.mark.parametrize(
@@ -106,27 +103,21 @@ def test_requests_are_forwarded(other: str) -> None:
         ("http://127.0.0.1:1/", "proxy error: All connection attempts failed"),
     ],
 )
-def test_rejected_targets(url: str, why: str) -> None:
-    async def test() -> None:
-        async with client(tools=PROXY) as http:
-            answer = await http.get("/cors-proxy", params={"url": url}, headers=LOCAL)
-            assert (answer.status_code, answer.json()["error"]["message"]) == (500, why)
-
-    run(test())
+async def test_rejected_targets(url: str, why: str) -> None:
+    async with client(tools=PROXY) as http:
+        answer = await http.get("/cors-proxy", params={"url": url}, headers=LOCAL)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, why)
 
 
-def test_other_machines_and_sites_are_refused(other: str) -> None:
-    async def test() -> None:
-        async with client(tools=PROXY) as http:
-            cross = LOCAL | {"sec-fetch-site": "cross-site"}
-            for headers in ({"host": "evil.example"}, cross, LOCAL | {"origin": "null"}):
-                for method in ("GET", "POST"):
-                    answer = await http.request(method, "/cors-proxy", params={"url": other}, headers=headers)
-                    assert answer.status_code == 403
-                    assert "need a key" in answer.text or "--allowed-hosts" in answer.text
-        async with client() as http:
-            answer = await http.get("/cors-proxy", params={"url": other}, headers=LOCAL)
-            assert answer.status_code == 403 and answer.json()["error"]["type"] == "feature_disabled"
-            assert (await http.get("/props")).json()["cors_proxy_enabled"] is False
-
-    run(test())
+async def test_other_machines_and_sites_are_refused(other: str) -> None:
+    async with client(tools=PROXY) as http:
+        cross = LOCAL | {"sec-fetch-site": "cross-site"}
+        for headers in ({"host": "evil.example"}, cross, LOCAL | {"origin": "null"}):
+            for method in ("GET", "POST"):
+                answer = await http.request(method, "/cors-proxy", params={"url": other}, headers=headers)
+                assert answer.status_code == 403
+                assert "need a key" in answer.text or "--allowed-hosts" in answer.text
+    async with client() as http:
+        answer = await http.get("/cors-proxy", params={"url": other}, headers=LOCAL)
+        assert answer.status_code == 403 and answer.json()["error"]["type"] == "feature_disabled"
+        assert (await http.get("/props")).json()["cors_proxy_enabled"] is False

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import ANSWER, FakeEngine, client, events, get, post, run
+from fakes import ANSWER, FakeEngine, client, events, get, post
 
 from llamado.engine.errors import ComputeFailed, Unavailable
 from llamado.engine.request import Away, Fault
@@ -309,46 +309,40 @@ def test_engine_failure_is_an_error_body(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fail_after", [0, 2])
-def test_one_failure_stops_all_answers_of_a_request(stream: bool, fail_after: int) -> None:
+async def test_one_failure_stops_all_answers_of_a_request(stream: bool, fail_after: int) -> None:
     engine = FakeEngine(answer="x" * 200, delay=0.02)
 
-    async def work() -> None:
-        async with client(engine) as http:
-            engine.fail, engine.fail_after = ComputeFailed("out of luck"), fail_after
-            engine.fails_once = True
-            body = {"prompt": ["a", "b", "c"], "stream": stream}
-            response = await http.post("/completion", json=body)
-            assert "out of luck" in response.text
-            if stream and fail_after:  # the error is the last event
-                assert "error" in orjson.loads(events(response.text)[-1])
-            assert len(engine.requests) == 3 and {2, 3} <= set(engine.cancelled)
-
-    run(work())
+    async with client(engine) as http:
+        engine.fail, engine.fail_after = ComputeFailed("out of luck"), fail_after
+        engine.fails_once = True
+        body = {"prompt": ["a", "b", "c"], "stream": stream}
+        response = await http.post("/completion", json=body)
+        assert "out of luck" in response.text
+        if stream and fail_after:  # the error is the last event
+            assert "error" in orjson.loads(events(response.text)[-1])
+        assert len(engine.requests) == 3 and {2, 3} <= set(engine.cancelled)
 
 
-def test_a_lost_worker_is_a_503_with_retry_after() -> None:
+async def test_a_lost_worker_is_a_503_with_retry_after() -> None:
     engine = FakeEngine()
     engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)
 
-    async def work() -> None:
-        async with client(engine) as http:
-            health = await http.get("/health")
-            assert health.status_code == 503 and health.headers["retry-after"] == "5"
-            error = health.json()["error"]
-            assert error["type"] == "unavailable_error" and error["code"] == 503
-            assert error["worker"] == "RPC0[10.0.0.7:50052]" and error["since"] == 1_750_000_000.0
-            assert "RPC0[10.0.0.7:50052]" in error["message"] and "connection reset" in error["message"]
-            engine.fail = Unavailable(engine.fault.message)
-            for stream in (False, True):
-                answer = await http.post("/completion", json={"prompt": "a", "stream": stream})
-                assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
-            engine.fault = None
-            assert (await http.get("/health")).json() == {"status": "ok"}
-
-    run(work())
+    async with client(engine) as http:
+        health = await http.get("/health")
+        assert health.status_code == 503 and health.headers["retry-after"] == "5"
+        error = health.json()["error"]
+        assert error["type"] == "unavailable_error" and error["code"] == 503
+        assert error["worker"] == "RPC0[10.0.0.7:50052]" and error["since"] == 1_750_000_000.0
+        assert "RPC0[10.0.0.7:50052]" in error["message"] and "connection reset" in error["message"]
+        engine.fail = Unavailable(engine.fault.message)
+        for stream in (False, True):
+            answer = await http.post("/completion", json={"prompt": "a", "stream": stream})
+            assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+        engine.fault = None
+        assert (await http.get("/health")).json() == {"status": "ok"}
 
 
-def test_health_lists_degraded_workers_and_their_layers() -> None:
+async def test_health_lists_degraded_workers_and_their_layers() -> None:
     engine = FakeEngine()
     now = {"CPU": "layers 0 to 5 and the head"}
     engine.degraded = (Away("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0, "layers 3 to 5", now),)
@@ -360,17 +354,14 @@ def test_health_lists_degraded_workers_and_their_layers() -> None:
         "now": now,
     }
 
-    async def work() -> None:
-        async with client(engine) as http:
-            for path in ("/health", "/v1/health", "/health?include_slots"):
-                health = await http.get(path)
-                assert health.status_code == 200
-                assert health.json()["status"] == "ok" and health.json()["degraded"] == [shown]
-            assert "slots_idle" in health.json()
-            engine.degraded = ()
-            assert (await http.get("/health")).json() == {"status": "ok"}
-
-    run(work())
+    async with client(engine) as http:
+        for path in ("/health", "/v1/health", "/health?include_slots"):
+            health = await http.get(path)
+            assert health.status_code == 200
+            assert health.json()["status"] == "ok" and health.json()["degraded"] == [shown]
+        assert "slots_idle" in health.json()
+        engine.degraded = ()
+        assert (await http.get("/health")).json() == {"status": "ok"}
 
 
 # -- OpenAI ----------------------------------------------------------------------------------------------------------
@@ -555,13 +546,10 @@ def test_disabled_endpoints(path: str) -> None:
 # -- access ----------------------------------------------------------------------------------------------------------
 
 
-def test_large_bodies_are_refused_by_their_announced_length() -> None:
-    async def work() -> None:
-        async with client() as http:
-            response = await http.post("/completion", content=b"{}", headers={"Content-Length": str(10**12)})
-            assert response.status_code == 413
-
-    run(work())
+async def test_large_bodies_are_refused_by_their_announced_length() -> None:
+    async with client() as http:
+        response = await http.post("/completion", content=b"{}", headers={"Content-Length": str(10**12)})
+        assert response.status_code == 413
 
 
 @pytest.mark.slow

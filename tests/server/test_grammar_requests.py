@@ -150,7 +150,7 @@ def test_numbers_outside_of_json_are_a_400(number: str) -> None:
     assert run(work()) == 400
 
 
-def test_a_slow_grammar_delays_no_other_request() -> None:
+async def test_a_slow_grammar_delays_no_other_request() -> None:
     """While the vocabulary is prepared for the first grammar, long texts are tokenized and other requests answered."""
     held, many = threading.Event(), 4
 
@@ -159,22 +159,19 @@ def test_a_slow_grammar_delays_no_other_request() -> None:
             held.wait(GUARD)
             raise GrammarError("it took long")
 
-    async def work() -> None:
-        async with client(FakeEngine()) as http:
-            http.state.served = dataclasses.replace(http.state.served, grammars=Slow())
-            body = {"prompt": "x", "n_predict": 1, "json_schema": SCHEMA}
-            waiting = [asyncio.create_task(http.post("/completion", json=body)) for _ in range(many)]
-            await asyncio.sleep(0.1)
-            try:
-                async with asyncio.timeout(GUARD):
-                    text = {"content": "a word " * 2_000}
-                    assert (await http.post("/tokenize", json=text)).status_code == 200
-                    long = {"prompt": "a word " * 2_000, "n_predict": 1}
-                    assert (await http.post("/completion", json=long)).status_code == 400  # longer than the context
-                    assert (await http.get("/health")).status_code == 200
-                assert not any(task.done() for task in waiting)
-            finally:
-                held.set()
-            assert {(await task).status_code for task in waiting} == {400}
-
-    run(work())
+    async with client(FakeEngine()) as http:
+        http.state.served = dataclasses.replace(http.state.served, grammars=Slow())
+        body = {"prompt": "x", "n_predict": 1, "json_schema": SCHEMA}
+        waiting = [asyncio.create_task(http.post("/completion", json=body)) for _ in range(many)]
+        await asyncio.sleep(0.1)
+        try:
+            async with asyncio.timeout(GUARD):
+                text = {"content": "a word " * 2_000}
+                assert (await http.post("/tokenize", json=text)).status_code == 200
+                long = {"prompt": "a word " * 2_000, "n_predict": 1}
+                assert (await http.post("/completion", json=long)).status_code == 400  # longer than the context
+                assert (await http.get("/health")).status_code == 200
+            assert not any(task.done() for task in waiting)
+        finally:
+            held.set()
+        assert {(await task).status_code for task in waiting} == {400}

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, client, run, served
+from fakes import FakeEngine, client, served
 from waiting import GUARD, until
 from wire import read_answers, serving
 
@@ -165,31 +165,28 @@ def test_an_unread_stream_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not received.endswith(b"0\r\n\r\n")
 
 
-def test_the_stream_with_most_unread_data_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stream_with_most_unread_data_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "MOST_UNREAD", 30)
 
-    async def work() -> None:
-        engine = FakeEngine()
-        mailbox = Mailbox(asyncio.get_running_loop())
-        request = served(engine).defaults.request([1])
-        few, many, read = (Generation(mailbox, engine, [request]) for _ in range(3))
-        probs = [TokenProbs(TokenProb(1, b"a", 1.0, 0.0), (TokenProb(1, b"a", 1.0, 0.0),) * 10)]
-        closed: list[bool] = []
-        many.close_connection = lambda: closed.append(True)
-        for i in range(100):
-            read.receive([(0, Token("x", [1], None, i, None))])
-            assert len(await read.read()) == 1
-        few.receive([(0, Token("x", [1], None, 0, None))])
-        many.receive([(0, Token("x", [1], probs, 0, None))])
-        assert not closed
-        few.receive([(0, Token("x", [1], None, 1, None))])
-        many.receive([(0, Token("x", [1], probs, 0, None))])
-        assert closed and many.gone and not few.gone and not many.running
-        assert await many.read() == [] and len(await few.read()) == 2
-        assert mailbox._total == 0 and not mailbox._unread
-        engine.close()
-
-    run(work())
+    engine = FakeEngine()
+    mailbox = Mailbox(asyncio.get_running_loop())
+    request = served(engine).defaults.request([1])
+    few, many, read = (Generation(mailbox, engine, [request]) for _ in range(3))
+    probs = [TokenProbs(TokenProb(1, b"a", 1.0, 0.0), (TokenProb(1, b"a", 1.0, 0.0),) * 10)]
+    closed: list[bool] = []
+    many.close_connection = lambda: closed.append(True)
+    for i in range(100):
+        read.receive([(0, Token("x", [1], None, i, None))])
+        assert len(await read.read()) == 1
+    few.receive([(0, Token("x", [1], None, 0, None))])
+    many.receive([(0, Token("x", [1], probs, 0, None))])
+    assert not closed
+    few.receive([(0, Token("x", [1], None, 1, None))])
+    many.receive([(0, Token("x", [1], probs, 0, None))])
+    assert closed and many.gone and not few.gone and not many.running
+    assert await many.read() == [] and len(await few.read()) == 2
+    assert mailbox._total == 0 and not mailbox._unread
+    engine.close()
 
 
 @pytest.mark.slow
@@ -235,20 +232,17 @@ def test_unread_answers_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_too_many_probabilities_are_a_400(path: str, body: dict[str, Any], stream: bool) -> None:
-    async def work() -> None:
-        async with client() as http:
-            answer = await http.post(path, json=body | {"stream": stream})
-            assert answer.status_code == 400 and str(MOST_PROBABILITIES) in answer.json()["error"]["message"]
-            assert not http.engine.requests  # rejected before any work
-            for fewer in ({"n_probs": 20, "logprobs": 20, "top_logprobs": 20}, {"n_predict": 8, "max_tokens": 8}):
-                fewer = {name: value for name, value in fewer.items() if name in body or name == "n_predict"}
-                if path.endswith("chat/completions"):
-                    fewer["logprobs"] = True
-                answer = await http.post(path, json=body | fewer | {"stream": stream, "n": 1})
-                assert answer.status_code == 200, answer.text
-
-    run(work())
+async def test_too_many_probabilities_are_a_400(path: str, body: dict[str, Any], stream: bool) -> None:
+    async with client() as http:
+        answer = await http.post(path, json=body | {"stream": stream})
+        assert answer.status_code == 400 and str(MOST_PROBABILITIES) in answer.json()["error"]["message"]
+        assert not http.engine.requests  # rejected before any work
+        for fewer in ({"n_probs": 20, "logprobs": 20, "top_logprobs": 20}, {"n_predict": 8, "max_tokens": 8}):
+            fewer = {name: value for name, value in fewer.items() if name in body or name == "n_predict"}
+            if path.endswith("chat/completions"):
+                fewer["logprobs"] = True
+            answer = await http.post(path, json=body | fewer | {"stream": stream, "n": 1})
+            assert answer.status_code == 200, answer.text
 
 
 def test_probabilities_of_the_whole_vocabulary_for_a_few_tokens() -> None:

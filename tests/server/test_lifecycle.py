@@ -257,70 +257,63 @@ def test_bad_tls_files_are_named(tmp_path: Any) -> None:
         check_tls(str(tmp_path / "no.key"), str(tmp_path / "no.pem"))
 
 
-def test_one_wake_up_for_many_events() -> None:
+async def test_one_wake_up_for_many_events() -> None:
     """Events of many streams posted while the loop is busy are delivered in one callback, in order."""
+    loop = asyncio.get_running_loop()
+    calls = []
+    original = loop.call_soon_threadsafe
 
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        calls = []
-        original = loop.call_soon_threadsafe
+    def counting(callback: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(callback)
+        return original(callback, *args, **kwargs)
 
-        def counting(callback: Any, *args: Any, **kwargs: Any) -> Any:
-            calls.append(callback)
-            return original(callback, *args, **kwargs)
+    loop.call_soon_threadsafe = counting  # type: ignore[method-assign]
+    engine = FakeEngine()
+    mailbox = Mailbox(loop)
+    generations = [Generation(mailbox, engine, [served(engine).defaults.request([1])]) for _ in range(100)]
+    from llamado.engine.request import Token
 
-        loop.call_soon_threadsafe = counting  # type: ignore[method-assign]
-        engine = FakeEngine()
-        mailbox = Mailbox(loop)
-        generations = [Generation(mailbox, engine, [served(engine).defaults.request([1])]) for _ in range(100)]
-        from llamado.engine.request import Token
+    def step() -> None:
+        for i in range(3):
+            for generation in generations:
+                mailbox.post(generation, 0, Token(str(i), [i], None, i))
 
-        def step() -> None:
-            for i in range(3):
-                for generation in generations:
-                    mailbox.post(generation, 0, Token(str(i), [i], None, i))
-
-        thread = threading.Thread(target=step)
-        thread.start()
-        thread.join()  # the loop is blocked here
-        for generation in generations:
-            read = await generation.read()
-            assert [event.text for _, event in read if isinstance(event, Token)] == ["0", "1", "2"]
-        assert len(calls) == 1
-        engine.close()
-
-    asyncio.run(work())
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()  # the loop is blocked here
+    for generation in generations:
+        read = await generation.read()
+        assert [event.text for _, event in read if isinstance(event, Token)] == ["0", "1", "2"]
+    assert len(calls) == 1
+    engine.close()
 
 
-def test_flush_waits_a_moment_for_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_waits_a_moment_for_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not longer, if the loop is busy."""
     waiting, delivered = threading.Event(), []
 
-    async def work() -> None:
-        from llamado.engine.request import Token
+    from llamado.engine.request import Token
 
-        mailbox = Mailbox(asyncio.get_running_loop())
-        engine = FakeEngine()
-        generation = Generation(mailbox, engine, [served(engine).defaults.request([1])])
+    mailbox = Mailbox(asyncio.get_running_loop())
+    engine = FakeEngine()
+    generation = Generation(mailbox, engine, [served(engine).defaults.request([1])])
 
-        def step(event: Token) -> None:
-            mailbox.post(generation, 0, event)
-            waiting.set()
-            mailbox.flush()
-            delivered.append(len(generation._events))
+    def step(event: Token) -> None:
+        mailbox.post(generation, 0, event)
+        waiting.set()
+        mailbox.flush()
+        delivered.append(len(generation._events))
 
-        thread = threading.Thread(target=step, args=(Token("a", [1], None, 0),))
-        thread.start()
-        waiting.wait()
-        thread.join()  # the loop is blocked here
-        assert delivered == [0]
-        monkeypatch.setattr(streaming, "_DELIVERY_SECONDS", 10 * GUARD)
-        await asyncio.to_thread(step, Token("b", [2], None, 1))
-        assert delivered == [0, 2]
-        began = time.monotonic()
-        for idle in (mailbox, Mailbox(asyncio.get_running_loop())):
-            idle.flush()
-        assert time.monotonic() - began < GUARD, "flush does not wait without posted events"
-        engine.close()
-
-    asyncio.run(work())
+    thread = threading.Thread(target=step, args=(Token("a", [1], None, 0),))
+    thread.start()
+    waiting.wait()
+    thread.join()  # the loop is blocked here
+    assert delivered == [0]
+    monkeypatch.setattr(streaming, "_DELIVERY_SECONDS", 10 * GUARD)
+    await asyncio.to_thread(step, Token("b", [2], None, 1))
+    assert delivered == [0, 2]
+    began = time.monotonic()
+    for idle in (mailbox, Mailbox(asyncio.get_running_loop())):
+        idle.flush()
+    assert time.monotonic() - began < GUARD, "flush does not wait without posted events"
+    engine.close()

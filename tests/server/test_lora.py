@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, client_of, run, served
+from fakes import FakeEngine, client_of, served
 from lora_files import make_adapter
 from minilm import make_bert
 from tiny_models import make_llama
@@ -51,86 +51,77 @@ async def post(http: httpx.AsyncClient, path: str, body: Any) -> tuple[int, Any]
     return answer.status_code, answer.json()
 
 
-def test_without_adapters() -> None:
-    async def test() -> None:
-        async with client(()) as (http, _):
-            assert (await http.get("/lora-adapters")).json() == []
-            assert await post(http, "/lora-adapters", [{"id": 0, "scale": 1}]) == (200, {"success": True})
-            assert (await http.get("/lora-adapters")).json() == []
-            status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": 0, "scale": 1.0}]})
-            assert status == 200 and answer["generation_settings"]["lora"] == [{"id": 0, "scale": 1.0}]
-
-    run(test())
+async def test_without_adapters() -> None:
+    async with client(()) as (http, _):
+        assert (await http.get("/lora-adapters")).json() == []
+        assert await post(http, "/lora-adapters", [{"id": 0, "scale": 1}]) == (200, {"success": True})
+        assert (await http.get("/lora-adapters")).json() == []
+        status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": 0, "scale": 1.0}]})
+        assert status == 200 and answer["generation_settings"]["lora"] == [{"id": 0, "scale": 1.0}]
 
 
-def test_reading_and_changing() -> None:
-    async def test() -> None:
-        async with client((1.0, 0.3)) as (http, _):
+async def test_reading_and_changing() -> None:
+    async with client((1.0, 0.3)) as (http, _):
 
-            async def scales() -> list[float]:
-                return [adapter["scale"] for adapter in (await http.get("/lora-adapters")).json()]
+        async def scales() -> list[float]:
+            return [adapter["scale"] for adapter in (await http.get("/lora-adapters")).json()]
 
-            assert (await http.get("/lora-adapters")).json() == [
-                {"id": 0, "path": "0.gguf", "scale": 1.0, "task_name": "", "prompt_prefix": ""},
-                {"id": 1, "path": "1.gguf", "scale": POINT3, "task_name": "rhymes", "prompt_prefix": ""},
-            ]
-            for body, expected in [
-                ([], [0, 0]),
-                ([{"id": 0, "scale": 0.1}], [POINT1, 0]),
-                ([{"id": 9, "scale": 3}], [0, 0]),
-                ([{"id": 0, "scale": "x"}], [0, 0]),
-                ([{"id": 1, "scale": 0.25}, {"id": 1, "scale": 0.75}], [0, 0.75]),
-                ([{"id": 0.9, "scale": 0.25}], [0.25, 0]),
-                ([{"id": 0, "scale": True}], [1, 0]),
-                ([{"scale": 0.5}, 5, None, [0, 1], {"id": 1, "scale": -1}], [0, -1]),
-            ]:
-                assert await post(http, "/lora-adapters", body) == (200, {"success": True})
-                assert await scales() == expected, body
-            for body in ({}, b"null", "a", {"id": 0, "scale": 1}):
-                status, answer = await post(http, "/lora-adapters", body)
-                assert (status, answer["error"]["message"]) == (400, "Request body must be an array")
-            for raw in (b"x", b"", b'[{"id":0,"scale":1e400}]', b'[{"id":0,"scale":1e39}]', b"[" * 100_000):
-                assert (await post(http, "/lora-adapters", raw))[0] == 400
-            assert await scales() == [0, -1]
-
-    run(test())
+        assert (await http.get("/lora-adapters")).json() == [
+            {"id": 0, "path": "0.gguf", "scale": 1.0, "task_name": "", "prompt_prefix": ""},
+            {"id": 1, "path": "1.gguf", "scale": POINT3, "task_name": "rhymes", "prompt_prefix": ""},
+        ]
+        for body, expected in [
+            ([], [0, 0]),
+            ([{"id": 0, "scale": 0.1}], [POINT1, 0]),
+            ([{"id": 9, "scale": 3}], [0, 0]),
+            ([{"id": 0, "scale": "x"}], [0, 0]),
+            ([{"id": 1, "scale": 0.25}, {"id": 1, "scale": 0.75}], [0, 0.75]),
+            ([{"id": 0.9, "scale": 0.25}], [0.25, 0]),
+            ([{"id": 0, "scale": True}], [1, 0]),
+            ([{"scale": 0.5}, 5, None, [0, 1], {"id": 1, "scale": -1}], [0, -1]),
+        ]:
+            assert await post(http, "/lora-adapters", body) == (200, {"success": True})
+            assert await scales() == expected, body
+        for body in ({}, b"null", "a", {"id": 0, "scale": 1}):
+            status, answer = await post(http, "/lora-adapters", body)
+            assert (status, answer["error"]["message"]) == (400, "Request body must be an array")
+        for raw in (b"x", b"", b'[{"id":0,"scale":1e400}]', b'[{"id":0,"scale":1e39}]', b"[" * 100_000):
+            assert (await post(http, "/lora-adapters", raw))[0] == 400
+        assert await scales() == [0, -1]
 
 
-def test_scales_of_a_request() -> None:
-    async def test() -> None:
-        async with client((1.0, 0.0)) as (http, _):
+async def test_scales_of_a_request() -> None:
+    async with client((1.0, 0.0)) as (http, _):
 
-            async def ask(**options: Any) -> tuple[list[dict[str, float]], list[int]]:
-                body = {"prompt": [5, 6, 7, 8, 9], "n_predict": 8, "temperature": 0, "return_tokens": True, **options}
-                status, answer = await post(http, "/completion", body)
-                assert status == 200, answer
-                return answer["generation_settings"]["lora"], answer["tokens"]
+        async def ask(**options: Any) -> tuple[list[dict[str, float]], list[int]]:
+            body = {"prompt": [5, 6, 7, 8, 9], "n_predict": 8, "temperature": 0, "return_tokens": True, **options}
+            status, answer = await post(http, "/completion", body)
+            assert status == 200, answer
+            return answer["generation_settings"]["lora"], answer["tokens"]
 
-            shown, as_set = await ask()
-            assert shown == []
-            assert await ask(lora=[]) == ([], as_set), "no adapter named: the default scales"
-            assert await ask(lora=[{"id": 0, "scale": 1}]) == ([{"id": 0, "scale": 1.0}], as_set)
-            shown, without = await ask(lora=[{"id": 0}])
-            assert shown == [{"id": 0, "scale": 0.0}] and without != as_set
-            # In order of ids; the last scale of an id wins.
-            shown, found = await ask(lora=[{"id": 1, "scale": 0.3}, {"id": 0, "scale": 5}, {"id": 0, "scale": 0.1}])
-            assert shown == [{"id": 0, "scale": POINT1}, {"id": 1, "scale": POINT3}]
-            assert found not in (as_set, without)
-            assert await ask(lora=[{"id": 7, "scale": 1}]) == ([{"id": 7, "scale": 1.0}], without)
-            await post(http, "/lora-adapters", [])
-            assert await ask() == ([], without)
-            for wrong in ({}, 5, "x"):
-                status, answer = await post(http, "/completion", {"prompt": [5], "lora": wrong})
-                assert status == 400 and answer["error"]["message"] == (
-                    "Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
-                )
-            status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": 0, "scale": 1e39}]})
-            assert status == 400 and "float32" in answer["error"]["message"]
-            for id in (1e300, -1e300, 2**31):
-                status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": id, "scale": 1}]})
-                assert status == 400 and answer["error"]["message"] == "Field 'id': number overflow"
-
-    run(test())
+        shown, as_set = await ask()
+        assert shown == []
+        assert await ask(lora=[]) == ([], as_set), "no adapter named: the default scales"
+        assert await ask(lora=[{"id": 0, "scale": 1}]) == ([{"id": 0, "scale": 1.0}], as_set)
+        shown, without = await ask(lora=[{"id": 0}])
+        assert shown == [{"id": 0, "scale": 0.0}] and without != as_set
+        # In order of ids; the last scale of an id wins.
+        shown, found = await ask(lora=[{"id": 1, "scale": 0.3}, {"id": 0, "scale": 5}, {"id": 0, "scale": 0.1}])
+        assert shown == [{"id": 0, "scale": POINT1}, {"id": 1, "scale": POINT3}]
+        assert found not in (as_set, without)
+        assert await ask(lora=[{"id": 7, "scale": 1}]) == ([{"id": 7, "scale": 1.0}], without)
+        await post(http, "/lora-adapters", [])
+        assert await ask() == ([], without)
+        for wrong in ({}, 5, "x"):
+            status, answer = await post(http, "/completion", {"prompt": [5], "lora": wrong})
+            assert status == 400 and answer["error"]["message"] == (
+                "Field 'lora': Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
+            )
+        status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": 0, "scale": 1e39}]})
+        assert status == 400 and "float32" in answer["error"]["message"]
+        for id in (1e300, -1e300, 2**31):
+            status, answer = await post(http, "/completion", {"prompt": [5], "lora": [{"id": id, "scale": 1}]})
+            assert status == 400 and answer["error"]["message"] == "Field 'id': number overflow"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -56,29 +55,22 @@ def shown(answer: Any, engine: FakeEngine) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES, ids=[f"{i}{path}" for i, (path, _) in enumerate(BODIES)])
-def test_null_is_absent(path: str, body: dict[str, Any]) -> None:
-    async def test() -> None:
-        async with client(props=True) as http:
-            names = (await described(http)).get(path, [])
-            engine: FakeEngine = http.engine  # type: ignore[attr-defined]
-            for name, null, absent in variants(copy.deepcopy(body), names):
-                found = [shown(await http.post(path, json=one), engine) for one in (null, absent)]
-                assert found[0] == found[1], (path, name)
-
-    asyncio.run(test())
+async def test_null_is_absent(path: str, body: dict[str, Any]) -> None:
+    async with client(props=True) as http:
+        names = (await described(http)).get(path, [])
+        engine: FakeEngine = http.engine  # type: ignore[attr-defined]
+        for name, null, absent in variants(copy.deepcopy(body), names):
+            found = [shown(await http.post(path, json=one), engine) for one in (null, absent)]
+            assert found[0] == found[1], (path, name)
 
 
-def test_the_bodies_are_valid() -> None:
+async def test_the_bodies_are_valid() -> None:
     """Otherwise another error would hide the effect of null."""
-
-    async def test() -> None:
-        async with client() as http:
-            for path, body in (
-                ("/v1/chat/completions", CHAT),
-                ("/v1/chat/completions", CHAT_LIMITED),
-                ("/v1/responses", RESPONSES),
-                ("/v1/messages", ANTHROPIC),
-            ):
-                assert (await http.post(path, json=body)).status_code == 200, path
-
-    asyncio.run(test())
+    async with client() as http:
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/chat/completions", CHAT_LIMITED),
+            ("/v1/responses", RESPONSES),
+            ("/v1/messages", ANTHROPIC),
+        ):
+            assert (await http.post(path, json=body)).status_code == 200, path

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import INFO, FakeEngine, FakeTokenizer, client, post, read, run
+from fakes import INFO, FakeEngine, FakeTokenizer, client, post, read
 from ollama_documents import DOCUMENTED, EVERY_OPTION, OPEN_WEBUI, SKY, problems
 from test_chat_api import CALLING, HERMES
 
@@ -48,18 +48,15 @@ def test_answers_are_as_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPEN_WEBUI)
-def test_requests_of_open_webui(name: str) -> None:
+async def test_requests_of_open_webui(name: str) -> None:
     method, path, body, shape = OPEN_WEBUI[name]
 
-    async def work() -> None:
-        async with client(FakeEngine(), source=HERMES) as http:
-            model = (await http.get("/api/tags")).json()["models"][0]["model"]
-            content = orjson.dumps(body).replace(b"MODEL", model.encode()) if body else None
-            status, answer = read(await http.request(method, path, content=content))
-            assert status == 200
-            assert problems(answer[-1] if isinstance(answer, list) else answer, shape) == []
-
-    run(work())
+    async with client(FakeEngine(), source=HERMES) as http:
+        model = (await http.get("/api/tags")).json()["models"][0]["model"]
+        content = orjson.dumps(body).replace(b"MODEL", model.encode()) if body else None
+        status, answer = read(await http.request(method, path, content=content))
+        assert status == 200
+        assert problems(answer[-1] if isinstance(answer, list) else answer, shape) == []
 
 
 def test_open_webui_can_compare_the_version() -> None:
@@ -266,22 +263,19 @@ def test_think_is_refused_without_a_thinking_model() -> None:
     assert (status, answer) == (400, {"error": '"m" does not support thinking'})
 
 
-def test_errors_of_access_control_and_loading_have_ollamas_form() -> None:
-    async def work() -> None:
-        access = AccessRules(api_keys=(b"secret",))
-        async with client(access=access) as http:
-            assert (await http.get("/api/tags")).json() == {"error": "Invalid API Key"}
-            assert (await http.get("/v1/models")).json()["error"]["code"] == 401
-        async with client(loaded=False) as http:
-            response = await http.get("/api/tags")
-            assert response.status_code == 503 and response.json() == {"error": "Loading model"}
-        async with client() as http:
-            wrong = await http.get("/api/chat")
-            assert wrong.status_code == 404 and isinstance(wrong.json()["error"], str)
-            bad = await http.post("/api/chat", content=b"{")
-            assert bad.status_code == 400 and "parse error" in bad.json()["error"]
-
-    run(work())
+async def test_errors_of_access_control_and_loading_have_ollamas_form() -> None:
+    access = AccessRules(api_keys=(b"secret",))
+    async with client(access=access) as http:
+        assert (await http.get("/api/tags")).json() == {"error": "Invalid API Key"}
+        assert (await http.get("/v1/models")).json()["error"]["code"] == 401
+    async with client(loaded=False) as http:
+        response = await http.get("/api/tags")
+        assert response.status_code == 503 and response.json() == {"error": "Loading model"}
+    async with client() as http:
+        wrong = await http.get("/api/chat")
+        assert wrong.status_code == 404 and isinstance(wrong.json()["error"], str)
+        bad = await http.post("/api/chat", content=b"{")
+        assert bad.status_code == 400 and "parse error" in bad.json()["error"]
 
 
 def test_a_failed_answer_ends_with_an_error() -> None:

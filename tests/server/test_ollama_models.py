@@ -132,32 +132,29 @@ def test_numbers_of_parameters(n: int, shown: str) -> None:
 
 
 @pytest.mark.slow
-def test_keep_alive_of_a_server_of_one_model() -> None:
-    async def work() -> None:
-        async with client() as http:
-            state: ServerState = http.state  # type: ignore[attr-defined]
-            sleep = state.sleep = Sleep(state, lambda: served(FakeEngine()), 1000)
-            watching = asyncio.ensure_future(sleep.watch())
-            chat = {"model": "m", "messages": SKY, "stream": False}
-            try:
-                await http.post("/api/chat", json={**chat, "keep_alive": "10m"})
-                assert 590 < (sleep.left or 0) <= 600
-                await http.post("/api/chat", json={**chat, "keep_alive": -1})
-                assert sleep.left is None
-                await http.post("/api/chat", json=chat)
-                assert 990 < (sleep.left or 0) <= 1000
-                assert len((await http.get("/api/ps")).json()["models"]) == 1
-                answer = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
-                assert answer["done_reason"] == "unload"
-                await until_async(lambda: sleep.asleep)
-                assert (await http.get("/api/ps")).json() == {"models": []}
-                assert len((await http.get("/api/tags")).json()["models"]) == 1 and sleep.asleep
-                answer = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
-                assert answer["done_reason"] == "load" and not sleep.asleep
-            finally:
-                watching.cancel()
-
-    run(work())
+async def test_keep_alive_of_a_server_of_one_model() -> None:
+    async with client() as http:
+        state: ServerState = http.state  # type: ignore[attr-defined]
+        sleep = state.sleep = Sleep(state, lambda: served(FakeEngine()), 1000)
+        watching = asyncio.ensure_future(sleep.watch())
+        chat = {"model": "m", "messages": SKY, "stream": False}
+        try:
+            await http.post("/api/chat", json={**chat, "keep_alive": "10m"})
+            assert 590 < (sleep.left or 0) <= 600
+            await http.post("/api/chat", json={**chat, "keep_alive": -1})
+            assert sleep.left is None
+            await http.post("/api/chat", json=chat)
+            assert 990 < (sleep.left or 0) <= 1000
+            assert len((await http.get("/api/ps")).json()["models"]) == 1
+            answer = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
+            assert answer["done_reason"] == "unload"
+            await until_async(lambda: sleep.asleep)
+            assert (await http.get("/api/ps")).json() == {"models": []}
+            assert len((await http.get("/api/tags")).json()["models"]) == 1 and sleep.asleep
+            answer = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
+            assert answer["done_reason"] == "load" and not sleep.asleep
+        finally:
+            watching.cancel()
 
 
 @pytest.mark.slow

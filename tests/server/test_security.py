@@ -87,33 +87,30 @@ def test_any_of_the_keys_in_either_header() -> None:
     assert not key_is_valid({}, digests)
 
 
-def test_public_paths_need_no_key() -> None:
-    async def work() -> None:
-        async with client(access=AccessRules(api_keys=(b"k",)), api_prefix="/llama") as http:
-            for path, status in {
-                "/llama/health": 200,
-                "/llama/v1/health": 200,
-                "/llama/": 200,
-                "/llama/index.html": 200,
-                "/llama/v1/models": 401,
-                "/llama/metrics": 401,
-                "/llama/openapi.json": 401,
-                "/llama/nope": 401,
-                "/health": 404,
-                "/llamahealth": 404,
-            }.items():
-                assert (await http.get(path)).status_code == status, path
-            response = await http.post("/llama/completion", json={"prompt": "a"}, headers={"X-Api-Key": "k"})
-            assert response.status_code == 200
-
-    run(work())
+async def test_public_paths_need_no_key() -> None:
+    async with client(access=AccessRules(api_keys=(b"k",)), api_prefix="/llama") as http:
+        for path, status in {
+            "/llama/health": 200,
+            "/llama/v1/health": 200,
+            "/llama/": 200,
+            "/llama/index.html": 200,
+            "/llama/v1/models": 401,
+            "/llama/metrics": 401,
+            "/llama/openapi.json": 401,
+            "/llama/nope": 401,
+            "/health": 404,
+            "/llamahealth": 404,
+        }.items():
+            assert (await http.get(path)).status_code == status, path
+        response = await http.post("/llama/completion", json={"prompt": "a"}, headers={"X-Api-Key": "k"})
+        assert response.status_code == 200
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_static_files_stay_in_their_folder(tmp_path: Path) -> None:
+async def test_static_files_stay_in_their_folder(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -122,21 +119,18 @@ def test_static_files_stay_in_their_folder(tmp_path: Path) -> None:
     (folder / "health").write_text("not this")
     (folder / "out").symlink_to(tmp_path / "secret")
 
-    async def work() -> None:
-        async with client(static_path=str(folder), access=AccessRules(api_keys=(b"k",))) as http:
-            page = await http.get("/")
-            assert page.text == "<p>hello" and page.headers["content-type"].startswith("text/html")
-            assert (await http.get("/code.js")).status_code == 401
-            http.headers["X-Api-Key"] = "k"
-            code = await http.get("/code.js")
-            assert code.text == "1" and "javascript" in code.headers["content-type"]
-            assert (await http.get("/health")).json() == {"status": "ok"}
-            for path in ("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/out", "/code.js/x", "/%00", "/nope"):
-                response = await http.get(path)
-                assert response.status_code == 404 and "secret" not in response.text, path
-            assert (await http.post("/code.js")).status_code == 404
-
-    run(work())
+    async with client(static_path=str(folder), access=AccessRules(api_keys=(b"k",))) as http:
+        page = await http.get("/")
+        assert page.text == "<p>hello" and page.headers["content-type"].startswith("text/html")
+        assert (await http.get("/code.js")).status_code == 401
+        http.headers["X-Api-Key"] = "k"
+        code = await http.get("/code.js")
+        assert code.text == "1" and "javascript" in code.headers["content-type"]
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        for path in ("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/out", "/code.js/x", "/%00", "/nope"):
+            response = await http.get(path)
+            assert response.status_code == 404 and "secret" not in response.text, path
+        assert (await http.post("/code.js")).status_code == 404
 
 
 # -- bodies ----------------------------------------------------------------------------------------------------------
@@ -172,17 +166,14 @@ def test_the_number_of_strings_is_limited() -> None:
     assert gc.isenabled()
 
 
-def test_long_bodies() -> None:
-    async def work() -> None:
-        async with client() as http:
-            tokens = (await http.post("/tokenize", json={"content": "a" * (2 * LONG_BODY)})).json()["tokens"]
-            assert len(tokens) == 2 * LONG_BODY
-            response = await http.post("/tokenize", content=b'{"content": "' + b"a" * LONG_BODY)
-            assert response.status_code == 400 and "parse error" in response.json()["error"]["message"]
-            response = await http.post("/tokenize", json={"content": "a" * (MOST_TEXT + 1)})
-            assert response.status_code == 400 and "too long" in response.json()["error"]["message"]
-
-    run(work())
+async def test_long_bodies() -> None:
+    async with client() as http:
+        tokens = (await http.post("/tokenize", json={"content": "a" * (2 * LONG_BODY)})).json()["tokens"]
+        assert len(tokens) == 2 * LONG_BODY
+        response = await http.post("/tokenize", content=b'{"content": "' + b"a" * LONG_BODY)
+        assert response.status_code == 400 and "parse error" in response.json()["error"]["message"]
+        response = await http.post("/tokenize", json={"content": "a" * (MOST_TEXT + 1)})
+        assert response.status_code == 400 and "too long" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -199,14 +190,11 @@ def test_long_bodies() -> None:
         ("logit_bias", {f"a{i}": 1 for i in range(MOST_ITEMS + 1)}),
     ],
 )
-def test_lists_that_slow_every_token_are_limited(name: str, value: Any) -> None:
-    async def work() -> None:
-        async with client() as http:
-            response = await http.post("/completion", json={"prompt": "a", "n_predict": 1, name: value})
-            message = response.json()["error"]["message"]
-            assert response.status_code == 400 and f"Field '{name}'" in message and "at most" in message
-
-    run(work())
+async def test_lists_that_slow_every_token_are_limited(name: str, value: Any) -> None:
+    async with client() as http:
+        response = await http.post("/completion", json={"prompt": "a", "n_predict": 1, name: value})
+        message = response.json()["error"]["message"]
+        assert response.status_code == 400 and f"Field '{name}'" in message and "at most" in message
 
 
 def test_all_probabilities_of_a_vocabulary() -> None:
@@ -236,39 +224,33 @@ def test_trim_collects_cycles() -> None:
 
 
 @pytest.mark.skipif(not memory.free_in_heap(), reason="the C library has no mallinfo2")
-def test_memory_that_was_in_use_for_long_is_returned_after_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_that_was_in_use_for_long_is_returned_after_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies that were in use during several checks."""
     monkeypatch.setattr(memory, "LOOK_SECONDS", 0.01)
     size, piece = 128 << 20, 1 << 14  # small enough to come from the heap
 
-    async def work() -> None:
-        watch = asyncio.ensure_future(memory.watch())
-        held = [bytes(piece) for _ in range(size // piece)]
-        pins = [bytes(600) for _ in range(1000)]  # allocated last, so that the heap cannot shrink by itself
-        while memory.resident() < size:
+    watch = asyncio.ensure_future(memory.watch())
+    held = [bytes(piece) for _ in range(size // piece)]
+    pins = [bytes(600) for _ in range(1000)]  # allocated last, so that the heap cannot shrink by itself
+    while memory.resident() < size:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    most = memory.resident()
+    held.clear()
+    async with asyncio.timeout(60):
+        while memory.resident() > most - size // 2:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
-        most = memory.resident()
-        held.clear()
-        async with asyncio.timeout(60):
-            while memory.resident() > most - size // 2:
-                await asyncio.sleep(0.01)
-        assert len(pins) == 1000
-        watch.cancel()
-
-    asyncio.run(work())
+    assert len(pins) == 1000
+    watch.cancel()
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])
-def test_bombs_are_refused_everywhere(path: str) -> None:
-    async def work() -> None:
-        async with client() as http:
-            for value in ("[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900):
-                for name in ("prompt", "messages", "content", "tools", "json_schema", "response_format"):
-                    response = await http.post(path, content=f'{{"{name}": {value}}}')
-                    assert response.status_code == 400, (path, name)
-
-    run(work())
+async def test_bombs_are_refused_everywhere(path: str) -> None:
+    async with client() as http:
+        for value in ("[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900):
+            for name in ("prompt", "messages", "content", "tools", "json_schema", "response_format"):
+                response = await http.post(path, content=f'{{"{name}": {value}}}')
+                assert response.status_code == 400, (path, name)
 
 
 def test_a_body_without_end_is_refused() -> None:

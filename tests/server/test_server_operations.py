@@ -31,10 +31,10 @@ from llamado.engine.errors import QueueFull
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, ModelSource
 from llamado.engine.request import Request
 from llamado.flags import parse
-from llamado.http import logs
 from llamado.http.access import AccessRules
-from llamado.http.logs import BackgroundHandler, LogFormatter
-from llamado.http.request_log import Record, current, request_id
+from llamado.http.monitoring import logs
+from llamado.http.monitoring.logs import BackgroundHandler, LogFormatter
+from llamado.http.monitoring.request_log import Record, current, request_id
 from llamado.loglines import LineFormatter
 from llamado.router.presets import environment
 from llamado.server.app import reason_of
@@ -63,80 +63,65 @@ async def busy(http: Any, n: int) -> None:
 
 
 @pytest.mark.slow
-def test_health_with_slots() -> None:
-    async def work() -> None:
-        async with client(FakeEngine(n_slots=1, delay=0.05)) as http:
-            assert (await http.get("/health")).json() == {"status": "ok"}
-            idle = await http.get("/health?include_slots")
-            assert idle.json() == {"status": "ok", "slots_idle": 1, "slots_processing": 0}
-            assert (await http.get("/health?fail_on_no_slot=1")).json() == {"status": "ok"}
-            answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
-            await busy(http, 1)
-            full = await http.get("/health?include_slots=1")
-            assert (full.status_code, full.json()["slots_processing"]) == (200, 1)
-            full = await http.get("/v1/health?include_slots&fail_on_no_slot")
-            assert full.status_code == 503
-            assert full.json() == {"status": "no slot available", "slots_idle": 0, "slots_processing": 1}
-            slots = await http.get("/slots?fail_on_no_slot=1")
-            assert slots.status_code == 503 and slots.json()["error"]["message"] == "no slot available"
-            assert (await http.get("/slots?fail_on_no_slot=")).status_code == 200
-            assert (await answer).status_code == 200
-
-    run(work())
+async def test_health_with_slots() -> None:
+    async with client(FakeEngine(n_slots=1, delay=0.05)) as http:
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        idle = await http.get("/health?include_slots")
+        assert idle.json() == {"status": "ok", "slots_idle": 1, "slots_processing": 0}
+        assert (await http.get("/health?fail_on_no_slot=1")).json() == {"status": "ok"}
+        answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
+        await busy(http, 1)
+        full = await http.get("/health?include_slots=1")
+        assert (full.status_code, full.json()["slots_processing"]) == (200, 1)
+        full = await http.get("/v1/health?include_slots&fail_on_no_slot")
+        assert full.status_code == 503
+        assert full.json() == {"status": "no slot available", "slots_idle": 0, "slots_processing": 1}
+        slots = await http.get("/slots?fail_on_no_slot=1")
+        assert slots.status_code == 503 and slots.json()["error"]["message"] == "no slot available"
+        assert (await http.get("/slots?fail_on_no_slot=")).status_code == 200
+        assert (await answer).status_code == 200
 
 
 @pytest.mark.slow
-def test_one_free_slot_is_enough() -> None:
-    async def work() -> None:
-        async with client(FakeEngine(n_slots=2, delay=0.05)) as http:
-            answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
-            await busy(http, 1)
-            for path in ("/slots?fail_on_no_slot=1", "/health?fail_on_no_slot=1"):
-                assert (await http.get(path)).status_code == 200
-            assert (await answer).status_code == 200
-
-    run(work())
+async def test_one_free_slot_is_enough() -> None:
+    async with client(FakeEngine(n_slots=2, delay=0.05)) as http:
+        answer = asyncio.ensure_future(http.post("/completion", json={"prompt": "a"}))
+        await busy(http, 1)
+        for path in ("/slots?fail_on_no_slot=1", "/health?fail_on_no_slot=1"):
+            assert (await http.get(path)).status_code == 200
+        assert (await answer).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_a_503_with_retry_after(stream: bool) -> None:
-    async def work() -> None:
-        async with client() as http:
-            http.engine.fail = QueueFull(8, 7)
-            response = await http.post("/completion", json={"prompt": "a", "stream": stream})
-            assert response.status_code == 503 and response.headers["retry-after"] == "7"
-            assert response.json()["error"]["type"] == "unavailable_error"
-            http.engine.fail = GrammarError("line 1: no rule")
-            response = await http.post("/completion", json={"prompt": "a", "stream": stream})
-            assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
-
-    run(work())
+async def test_a_full_queue_is_a_503_with_retry_after(stream: bool) -> None:
+    async with client() as http:
+        http.engine.fail = QueueFull(8, 7)
+        response = await http.post("/completion", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 503 and response.headers["retry-after"] == "7"
+        assert response.json()["error"]["type"] == "unavailable_error"
+        http.engine.fail = GrammarError("line 1: no rule")
+        response = await http.post("/completion", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_properties_are_changed_only_with_props() -> None:
-    async def work() -> None:
-        async with client(props=True) as http:
-            assert (await http.post("/props", json={"a": 1})).json() == {"success": True}
-            assert (await http.get("/props")).json()["endpoint_props"] is True
-        async with client() as http:
-            assert (await http.post("/props", json={})).status_code == 501
-
-    run(work())
+async def test_properties_are_changed_only_with_props() -> None:
+    async with client(props=True) as http:
+        assert (await http.post("/props", json={"a": 1})).json() == {"success": True}
+        assert (await http.get("/props")).json()["endpoint_props"] is True
+    async with client() as http:
+        assert (await http.post("/props", json={})).status_code == 501
 
 
 # -- request ids and logs --------------------------------------------------------------------------------------------
 
 
-def test_every_answer_has_an_id() -> None:
-    async def work() -> None:
-        async with client(access=AccessRules(api_keys=(b"k",))) as http:
-            seen = set()
-            for path in ("/health", "/props", "/nope"):  # also refused requests
-                seen.add((await http.get(path)).headers["x-request-id"])
-            assert len(seen) == 3
-            assert (await http.get("/health", headers={"X-Request-Id": "my-1"})).headers["x-request-id"] == "my-1"
-
-    run(work())
+async def test_every_answer_has_an_id() -> None:
+    async with client(access=AccessRules(api_keys=(b"k",))) as http:
+        seen = set()
+        for path in ("/health", "/props", "/nope"):  # also refused requests
+            seen.add((await http.get(path)).headers["x-request-id"])
+        assert len(seen) == 3
+        assert (await http.get("/health", headers={"X-Request-Id": "my-1"})).headers["x-request-id"] == "my-1"
 
 
 def test_ids_cannot_forge_a_line() -> None:
@@ -357,7 +342,7 @@ def test_reasons_and_cancelled_answers_are_logged(log: io.StringIO) -> None:
 @pytest.mark.slow
 def test_log_file(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from llamado.http import logs;"
+        "import logging, sys; from llamado.http.monitoring import logs;"
         "logs.configure(file=sys.argv[1], as_json=True, verbosity=int(sys.argv[2]));"
         "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
     )
@@ -402,47 +387,44 @@ def test_overview() -> None:
 
 
 @pytest.mark.slow
-def test_an_idle_model_is_unloaded_and_reloaded() -> None:
-    async def work() -> None:
-        async with client() as http:
-            engines = [http.engine]
-            state = http.state
+async def test_an_idle_model_is_unloaded_and_reloaded() -> None:
+    async with client() as http:
+        engines = [http.engine]
+        state = http.state
 
-            def load() -> Any:
-                engines.append(FakeEngine())
-                return served(engines[-1])
+        def load() -> Any:
+            engines.append(FakeEngine())
+            return served(engines[-1])
 
-            closed: list[float] = []
-            state.served = served(http.engine)
-            object.__setattr__(state.served, "close", closed.append)
-            state.sleep = sleep = Sleep(state, load, 0.2)
-            watch = asyncio.ensure_future(sleep.watch())
-            try:
-                for _ in range(6000):
-                    if sleep.asleep and closed:
-                        break
-                    # Probes neither wake it nor keep it awake.
-                    for path in ("/health", "/props", "/v1/models", "/metrics"):
-                        await http.get(path)
-                    await asyncio.sleep(0.01)
-                assert sleep.asleep and closed and len(engines) == 1
-                assert (await http.get("/health")).json() == {"status": "ok"}
-                assert (await http.get("/props")).json()["is_sleeping"] is True
-                assert (await http.get("/v1/models")).json()["data"][0]["id"] == "fake"
-                assert (await http.get("/nowhere")).status_code == 404
-                assert sleep.asleep
-                # Concurrent requests wait for one reload.
-                body = {"prompt": "a", "n_predict": 2}
-                answers = await asyncio.gather(*(http.post("/completion", json=body) for _ in range(3)))
-                assert [a.status_code for a in answers] == [200] * 3 and len(engines) == 2
-                assert engines[1].requests and not engines[0].requests
-                assert (await http.get("/props")).json()["is_sleeping"] is False
-            finally:
-                watch.cancel()
-                for engine in engines:
-                    engine.close()
-
-    run(work())
+        closed: list[float] = []
+        state.served = served(http.engine)
+        object.__setattr__(state.served, "close", closed.append)
+        state.sleep = sleep = Sleep(state, load, 0.2)
+        watch = asyncio.ensure_future(sleep.watch())
+        try:
+            for _ in range(6000):
+                if sleep.asleep and closed:
+                    break
+                # Probes neither wake it nor keep it awake.
+                for path in ("/health", "/props", "/v1/models", "/metrics"):
+                    await http.get(path)
+                await asyncio.sleep(0.01)
+            assert sleep.asleep and closed and len(engines) == 1
+            assert (await http.get("/health")).json() == {"status": "ok"}
+            assert (await http.get("/props")).json()["is_sleeping"] is True
+            assert (await http.get("/v1/models")).json()["data"][0]["id"] == "fake"
+            assert (await http.get("/nowhere")).status_code == 404
+            assert sleep.asleep
+            # Concurrent requests wait for one reload.
+            body = {"prompt": "a", "n_predict": 2}
+            answers = await asyncio.gather(*(http.post("/completion", json=body) for _ in range(3)))
+            assert [a.status_code for a in answers] == [200] * 3 and len(engines) == 2
+            assert engines[1].requests and not engines[0].requests
+            assert (await http.get("/props")).json()["is_sleeping"] is False
+        finally:
+            watch.cancel()
+            for engine in engines:
+                engine.close()
 
 
 @pytest.mark.slow
@@ -491,53 +473,46 @@ async def ticks(sleep: Sleep, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["at the endpoint", "in the engine"])
-def test_running_requests_keep_the_model_awake(where: str) -> None:
+async def test_running_requests_keep_the_model_awake(where: str) -> None:
     """Both a request before the engine and one in the engine without its client."""
-
-    async def work() -> None:
-        async with client(FakeEngine(delay=0.05, answer="x" * 1000)) as http:
-            http.state.sleep = sleep = Sleep(http.state, lambda: served(http.engine), 0.02)
-            watch = asyncio.ensure_future(sleep.watch())
-            try:
-                if where == "at the endpoint":
-                    async with sleep.awake():
-                        await ticks(sleep, 20)
-                        assert not sleep.asleep
-                else:
-                    http.engine.submit(Request(prompt=[1]), lambda event: None)
-                    await busy(http, 1)
+    async with client(FakeEngine(delay=0.05, answer="x" * 1000)) as http:
+        http.state.sleep = sleep = Sleep(http.state, lambda: served(http.engine), 0.02)
+        watch = asyncio.ensure_future(sleep.watch())
+        try:
+            if where == "at the endpoint":
+                async with sleep.awake():
                     await ticks(sleep, 20)
                     assert not sleep.asleep
-                    http.engine.cancelled.append(1)
-                    await busy(http, 0)
-                await ticks(sleep, 6000)
-                assert sleep.asleep
-            finally:
-                watch.cancel()
-
-    run(work())
+            else:
+                http.engine.submit(Request(prompt=[1]), lambda event: None)
+                await busy(http, 1)
+                await ticks(sleep, 20)
+                assert not sleep.asleep
+                http.engine.cancelled.append(1)
+                await busy(http, 0)
+            await ticks(sleep, 6000)
+            assert sleep.asleep
+        finally:
+            watch.cancel()
 
 
 @pytest.mark.slow
-def test_a_failed_reload_is_retried() -> None:
-    async def work() -> None:
-        async with client() as http:
-            failing = [True]
+async def test_a_failed_reload_is_retried() -> None:
+    async with client() as http:
+        failing = [True]
 
-            def load() -> Any:
-                if failing:
-                    raise OSError("the file is gone")
-                return served(http.engine)
+        def load() -> Any:
+            if failing:
+                raise OSError("the file is gone")
+            return served(http.engine)
 
-            http.state.sleep = Sleep(http.state, load, 3600)
-            await http.state.sleep._fall_asleep()
-            response = await http.post("/completion", json={"prompt": "a"})
-            assert response.status_code == 503 and "the file is gone" in response.json()["error"]["message"]
-            assert response.headers["retry-after"] == "5" and (await http.get("/health")).status_code == 200
-            failing.clear()
-            assert (await http.post("/completion", json={"prompt": "a"})).status_code == 200
-
-    run(work())
+        http.state.sleep = Sleep(http.state, load, 3600)
+        await http.state.sleep._fall_asleep()
+        response = await http.post("/completion", json={"prompt": "a"})
+        assert response.status_code == 503 and "the file is gone" in response.json()["error"]["message"]
+        assert response.headers["retry-after"] == "5" and (await http.get("/health")).status_code == 200
+        failing.clear()
+        assert (await http.post("/completion", json={"prompt": "a"})).status_code == 200
 
 
 @pytest.mark.slow

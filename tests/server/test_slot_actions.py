@@ -62,102 +62,93 @@ async def post(http: httpx.AsyncClient, path: str, body: object = None) -> tuple
 PROMPT = [1 + i % 96 for i in range(100)]
 
 
-def test_save_restore_erase(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with client(tmp_path) as (http, engine):
-            ask(engine, PROMPT, id_slot=0)
-            status, answer = await post(http, "/slots/0?action=save", {"filename": "a.bin"})
-            ms = answer.pop("timings")
-            assert status == 200 and list(ms) == ["save_ms"] and ms["save_ms"] > 0
-            size = (tmp_path / "a.bin").stat().st_size
-            assert answer == {"id_slot": 0, "filename": "a.bin", "n_saved": 103, "n_written": size}
+async def test_save_restore_erase(tmp_path: Path) -> None:
+    async with client(tmp_path) as (http, engine):
+        ask(engine, PROMPT, id_slot=0)
+        status, answer = await post(http, "/slots/0?action=save", {"filename": "a.bin"})
+        ms = answer.pop("timings")
+        assert status == 200 and list(ms) == ["save_ms"] and ms["save_ms"] > 0
+        size = (tmp_path / "a.bin").stat().st_size
+        assert answer == {"id_slot": 0, "filename": "a.bin", "n_saved": 103, "n_written": size}
 
-            status, answer = await post(http, "/slots/1?action=restore", {"filename": "a.bin"})
-            ms = answer.pop("timings")
-            assert status == 200 and list(ms) == ["restore_ms"] and ms["restore_ms"] > 0
-            assert answer == {"id_slot": 1, "filename": "a.bin", "n_restored": 103, "n_read": size}
+        status, answer = await post(http, "/slots/1?action=restore", {"filename": "a.bin"})
+        ms = answer.pop("timings")
+        assert status == 200 and list(ms) == ["restore_ms"] and ms["restore_ms"] > 0
+        assert answer == {"id_slot": 1, "filename": "a.bin", "n_restored": 103, "n_read": size}
 
-            for n, body in ((103, None), (0, b"xx")):
-                assert await post(http, "/slots/1?action=erase", body) == (200, {"id_slot": 1, "n_erased": n})
-
-    run(test())
+        for n, body in ((103, None), (0, b"xx")):
+            assert await post(http, "/slots/1?action=erase", body) == (200, {"id_slot": 1, "n_erased": n})
 
 
-def test_refusals(tmp_path: Path) -> None:
-    async def test() -> None:
-        def error(code: int, type: str, message: str) -> tuple[int, dict[str, Any]]:
-            return code, {"error": {"code": code, "message": message, "type": type}}
+async def test_refusals(tmp_path: Path) -> None:
+    def error(code: int, type: str, message: str) -> tuple[int, dict[str, Any]]:
+        return code, {"error": {"code": code, "message": message, "type": type}}
 
-        off = "This server does not support slots action. Start it with `--slot-save-path`"
-        async with client(None) as (http, _):
-            for action in ("save", "restore", "erase", "foo"):
-                expected = error(501, "not_supported_error", off)
-                assert await post(http, f"/slots/0?action={action}", {"filename": "a"}) == expected
-        bad = "invalid_request_error"
-        async with client(tmp_path) as (http, engine):
-            for id in ("abc", "9", "-1", "99999999999", "-99999999999", "9" * 5000, "²"):
-                for action in ("save", "restore", "erase"):
-                    found = await post(http, f"/slots/{id}?action={action}", {"filename": "a"})
-                    assert found == error(400, bad, "Invalid slot ID"), id
-            for path in ("/slots/0", "/slots/0?action=foo", "/slots/0?action="):
-                assert await post(http, path, {}) == error(400, bad, "Invalid action")
-            assert await post(http, "/slots/1x?action=erase") == (200, {"id_slot": 1, "n_erased": 0})
-            for action in ("save", "restore"):
-                path = f"/slots/0?action={action}"
-                for body in (b"", b"xx", [], {}, {"filename": 5}, {"filename": None}, "a"):
-                    status, answer = await post(http, path, body)
-                    assert status == 400 and answer["error"]["type"] == bad, body
-                for name in (
-                    "",
-                    "../x",
-                    "/etc/passwd",
-                    "a/b",
-                    "a\\b",
-                    "a\0",
-                    "..",
-                    ".",
-                    ".part",
-                    "a.",
-                    " a",
-                    "x" * 256,
-                ):
-                    assert await post(http, path, {"filename": name}) == error(400, bad, "Invalid filename"), name
-            missing = "Unable to restore slot: nope: No such file or directory"
-            assert await post(http, "/slots/0?action=restore", {"filename": "nope"}) == error(400, bad, missing)
-            (tmp_path / "bad").write_bytes(b"garbage" * 50)
-            status, answer = await post(http, "/slots/0?action=restore", {"filename": "bad"})
-            assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is not a saved slot"
-            (tmp_path / "full").mkdir()
-            status, answer = await post(http, "/slots/0?action=save", {"filename": "full"})
-            assert status == 500 and answer["error"]["message"].startswith("Unable to save slot: full: ")
-            assert answer["error"]["type"] == "server_error"
-            engine.close()
-            status, answer = await post(http, "/slots/0?action=erase")
-            assert status == 503 and answer["error"]["type"] == "unavailable_error"
-        assert {p.name for p in tmp_path.iterdir()} == {"bad", "full"}
-
-    run(test())
+    off = "This server does not support slots action. Start it with `--slot-save-path`"
+    async with client(None) as (http, _):
+        for action in ("save", "restore", "erase", "foo"):
+            expected = error(501, "not_supported_error", off)
+            assert await post(http, f"/slots/0?action={action}", {"filename": "a"}) == expected
+    bad = "invalid_request_error"
+    async with client(tmp_path) as (http, engine):
+        for id in ("abc", "9", "-1", "99999999999", "-99999999999", "9" * 5000, "²"):
+            for action in ("save", "restore", "erase"):
+                found = await post(http, f"/slots/{id}?action={action}", {"filename": "a"})
+                assert found == error(400, bad, "Invalid slot ID"), id
+        for path in ("/slots/0", "/slots/0?action=foo", "/slots/0?action="):
+            assert await post(http, path, {}) == error(400, bad, "Invalid action")
+        assert await post(http, "/slots/1x?action=erase") == (200, {"id_slot": 1, "n_erased": 0})
+        for action in ("save", "restore"):
+            path = f"/slots/0?action={action}"
+            for body in (b"", b"xx", [], {}, {"filename": 5}, {"filename": None}, "a"):
+                status, answer = await post(http, path, body)
+                assert status == 400 and answer["error"]["type"] == bad, body
+            for name in (
+                "",
+                "../x",
+                "/etc/passwd",
+                "a/b",
+                "a\\b",
+                "a\0",
+                "..",
+                ".",
+                ".part",
+                "a.",
+                " a",
+                "x" * 256,
+            ):
+                assert await post(http, path, {"filename": name}) == error(400, bad, "Invalid filename"), name
+        missing = "Unable to restore slot: nope: No such file or directory"
+        assert await post(http, "/slots/0?action=restore", {"filename": "nope"}) == error(400, bad, missing)
+        (tmp_path / "bad").write_bytes(b"garbage" * 50)
+        status, answer = await post(http, "/slots/0?action=restore", {"filename": "bad"})
+        assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is not a saved slot"
+        (tmp_path / "full").mkdir()
+        status, answer = await post(http, "/slots/0?action=save", {"filename": "full"})
+        assert status == 500 and answer["error"]["message"].startswith("Unable to save slot: full: ")
+        assert answer["error"]["type"] == "server_error"
+        engine.close()
+        status, answer = await post(http, "/slots/0?action=erase")
+        assert status == 503 and answer["error"]["type"] == "unavailable_error"
+    assert {p.name for p in tmp_path.iterdir()} == {"bad", "full"}
 
 
-def test_health_answers_while_a_save_waits_for_its_slot(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with client(tmp_path) as (http, engine):
-            gate = threading.Event()
-            engine._forward.before = lambda n: gate.wait(GUARD) and None  # type: ignore[attr-defined]
-            busy = threading.Thread(target=ask, args=(engine, PROMPT), kwargs={"id_slot": 0})
-            busy.start()
-            while not engine.snapshot().requests_processing:
-                time.sleep(0.001)
-            save = asyncio.ensure_future(post(http, "/slots/0?action=save", {"filename": "a"}))
-            for _ in range(5):
-                assert (await http.get("/health")).status_code == 200
-            assert not save.done()
-            gate.set()
-            status, answer = await save
-            assert status == 200 and answer["n_saved"] == 103
-            busy.join()
-
-    run(test())
+async def test_health_answers_while_a_save_waits_for_its_slot(tmp_path: Path) -> None:
+    async with client(tmp_path) as (http, engine):
+        gate = threading.Event()
+        engine._forward.before = lambda n: gate.wait(GUARD) and None  # type: ignore[attr-defined]
+        busy = threading.Thread(target=ask, args=(engine, PROMPT), kwargs={"id_slot": 0})
+        busy.start()
+        while not engine.snapshot().requests_processing:
+            time.sleep(0.001)
+        save = asyncio.ensure_future(post(http, "/slots/0?action=save", {"filename": "a"}))
+        for _ in range(5):
+            assert (await http.get("/health")).status_code == 200
+        assert not save.done()
+        gate.set()
+        status, answer = await save
+        assert status == 200 and answer["n_saved"] == 103
+        busy.join()
 
 
 @pytest.mark.slow

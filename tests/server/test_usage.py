@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -107,16 +106,13 @@ def wait_until(condition: Any) -> None:
     raise AssertionError("it did not happen")
 
 
-def test_reports_are_limited_and_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_are_limited_and_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_MOST_KEPT", 2)
     monkeypatch.setattr(metrics, "_WAIT_SECONDS", 0.0)
 
-    async def test() -> None:
-        reports = UsageReports()
-        for id in "abc":
-            reports.begin(id)
-            if id != "b":
-                reports.end(id, 7)
-        assert [await reports.take(id) for id in "abcc"] == [None, None, 7, None]
-
-    asyncio.run(test())
+    reports = UsageReports()
+    for id in "abc":
+        reports.begin(id)
+        if id != "b":
+            reports.end(id, 7)
+    assert [await reports.take(id) for id in "abcc"] == [None, None, 7, None]

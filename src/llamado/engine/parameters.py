@@ -149,7 +149,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _int("n_discard", "tokens to drop when the context is shifted (0: half of the others)"),
     _bool("ignore_eos", "ignore the end-of-sequence token and continue generating", flags="--ignore-eos"),
     _bool("stream", "stream the output as it is generated", messages="stream"),
-    _row("logit_bias", "biases", "TOKEN_ID+BIAS or TOKEN_ID-BIAS; may be repeated", flags="-l --logit-bias",
+    _row("logit_bias", "biases", "logit bias: TOKEN_ID+BIAS or TOKEN_ID-BIAS; may be repeated", flags="-l --logit-bias",
          metavar="BIAS", form="[[token or text, bias or false], …] or {token or text: bias}", brief=False),
     _int("n_probs", "number of most likely tokens to report at each position", hard=False, names="n_probs logprobs"),
     _int("min_keep", "minimum number of candidates that samplers keep"),

@@ -33,13 +33,13 @@ from llamado.http.routing import ANY, ApiRoute, ApiRouter
 from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
+from llamado.router.api.entries import download_entry, model_entry
+from llamado.router.api.live import PATH as LIVE_EVENTS
+from llamado.router.api.live import EventHub, ModelEvents, RouterSource, stream_events
+from llamado.router.api.ollama import OllamaApi
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
-from llamado.router.entries import download_entry, model_entry
 from llamado.router.fleet import LOADED, Fleet, FleetLimits, Instance
-from llamado.router.live import PATH as LIVE_EVENTS
-from llamado.router.live import EventHub, ModelEvents, RouterSource, stream_events
-from llamado.router.ollama import OllamaApi
 from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import ProxiedRequest
 from llamado.server.errors import translate
@@ -259,7 +259,7 @@ class Router:
         )
         texts: list[tuple[dict[str, str], str]] = []
         if self._settings.switches.metrics:
-            from llamado.router.metrics import router_metrics
+            from llamado.router.api.metrics import router_metrics
 
             texts.append(({}, router_metrics(self.traffic)))
         for (name, _), found in zip(loaded, answers, strict=True):

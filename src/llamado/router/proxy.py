@@ -30,7 +30,7 @@ class ProxiedRequest:
     """A response that proxies its request to a model. Raises ApiError if the model's response has not started.
 
     `forward_key`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model
-    if necessary. `path`: the path at the model's server, by default the request's.
+    if necessary.
     """
 
     def __init__(

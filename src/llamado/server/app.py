@@ -23,7 +23,7 @@ from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
-from llamado.http.request_log import Record, current, request_id
+from llamado.http.monitoring.request_log import Record, current, request_id
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamado.cluster.deploy.containers import CACHE, MODELS, PROBE, USER
-from llamado.cluster.deploy.deployment import Deployment, SecretText, flag_name, read_secret, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, SecretText, flag_name, path_flags, read_secret, yaml_text
 
 LIVE, READY = "/livez", "/readyz"
 CACHE_SIZE = "50Gi"
@@ -44,17 +44,17 @@ def kubernetes(deployment: Deployment) -> dict[str, str]:
 
 def manifests(deployment: Deployment) -> list[Manifest]:
     """Return all manifests except secrets."""
-    found = [_server_service(deployment)]
+    found = [_service(deployment, "server")]
     if deployment.workers and deployment.leader_worker_set:
         found.append(_leader_worker_set(deployment))
     else:
         found.append(_servers(deployment))
         if deployment.workers:
-            found += [_worker_service(deployment), _workers(deployment)]
+            found += [_service(deployment, "worker"), _workers(deployment)]
     if deployment.workers:
         found.append(_budget(deployment, "worker"))
     if deployment.gateway is not None:
-        found += [_gateway_service(deployment), _gateways(deployment), _budget(deployment, "gateway")]
+        found += [_service(deployment, "gateway"), _gateways(deployment), _budget(deployment, "gateway")]
     found.append(_budget(deployment, "server"))
     if scales(deployment):
         found.append(_scaler(deployment))
@@ -128,17 +128,15 @@ def _secret_files(deployment: Deployment, part: str) -> list[str]:
 
 def _file_flags(deployment: Deployment, part: str) -> list[str]:
     """Return the flags of a part with the paths of its secret files."""
-    command = "serve" if part == "server" else part
     names = deployment.files(part, certificate=part == deployment.front)
     places = {key: f"{_TLS}/{_IN_TLS[key]}" if key in _IN_TLS else f"{_FILES}/{name}" for key, name in names.items()}
-    return [word for key, path in places.items() for word in (flag_name(command, key), path)]
+    return path_flags(part, places)
 
 
 def resources(deployment: Deployment, part: str) -> Manifest:
     """Return memory and CPUs of a container; {} without limits."""
     sizes: dict[str, str] = {}
-    memory = deployment.worker_memory or deployment.memory if part == "worker" else deployment.memory
-    if memory is not None:
+    if memory := deployment.memory_limit(part):
         sizes["memory"] = memory + ("i" if memory[-1] in "KMGT" else "")
     if deployment.cpus is not None:
         sizes["cpu"] = f"{deployment.cpus:g}"
@@ -282,24 +280,27 @@ def _scraping(deployment: Deployment) -> dict[str, str]:
 
 
 def _servers(deployment: Deployment) -> Manifest:
-    scheme = "tls://" if deployment.tls else ""
-    rpc = [
-        f"{scheme}{deployment.name}-worker-{i}.{deployment.name}-worker:{deployment.worker_port}"
-        for i in range(deployment.workers)
-    ]
+    scheme, home = "tls://" if deployment.tls else "", f"{deployment.name}-worker"
+    rpc = [f"{scheme}{home}-{i}.{home}:{deployment.worker_port}" for i in range(deployment.workers)]
     pod = _pod(deployment, "server", _server(deployment, rpc))
     if deployment.gateway is None:
         return _rolling(deployment, "server", pod)
-    return {  # a StatefulSet: the gateway needs stable names
+    return _stateful_set(deployment, "server", _replicas(deployment), pod)  # the gateway needs stable names
+
+
+def _stateful_set(deployment: Deployment, part: str, replicas: dict[str, int], pod: Manifest, **more: Any) -> Manifest:
+    """Return a StatefulSet. `replicas`: their entry of the spec; `more`: further entries."""
+    return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _meta(deployment, "server"),
+        "metadata": _meta(deployment, part),
         "spec": {
-            "serviceName": f"{deployment.name}-server",
-            **_replicas(deployment),
+            "serviceName": f"{deployment.name}-{part}",
+            **replicas,
             "podManagementPolicy": "Parallel",
-            "selector": _selector(deployment, "server"),
+            "selector": _selector(deployment, part),
             "template": pod,
+            **more,
         },
     }
 
@@ -339,19 +340,9 @@ def _workers(deployment: Deployment) -> Manifest:
         "metadata": {"name": "cache"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": CACHE_SIZE}}},
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": _meta(deployment, "worker"),
-        "spec": {
-            "serviceName": f"{deployment.name}-worker",
-            "replicas": deployment.workers,
-            "podManagementPolicy": "Parallel",
-            "selector": _selector(deployment, "worker"),
-            "template": _pod(deployment, "worker", _worker(deployment), own_cache=True),
-            "volumeClaimTemplates": [cache],
-        },
-    }
+    pod = _pod(deployment, "worker", _worker(deployment), own_cache=True)
+    replicas = {"replicas": deployment.workers}
+    return _stateful_set(deployment, "worker", replicas, pod, volumeClaimTemplates=[cache])
 
 
 def _leader_worker_set(deployment: Deployment) -> Manifest:
@@ -385,39 +376,21 @@ def _leader_worker_set(deployment: Deployment) -> Manifest:
 
 
 def _service(deployment: Deployment, part: str) -> Manifest:
-    port = {"name": "http", "port": deployment.port, "targetPort": "http"}
+    """Return the service of a part: headless for workers, and for servers behind a gateway.
+
+    Headless services list pods that are not ready: servers resolve the names of workers before these are ready, and the
+    gateway checks the readiness of servers itself.
+    """
+    name, number = ("rpc", deployment.worker_port) if part == "worker" else ("http", deployment.port)
+    is_headless = part == "worker" or (part == "server" and deployment.gateway is not None)
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _meta(deployment, part),
-        "spec": {"selector": _labels(deployment, part), "ports": [port]},
-    }
-
-
-def _server_service(deployment: Deployment) -> Manifest:
-    """Return the service of the servers: for clients, or headless behind a gateway, which checks readiness itself."""
-    service = _service(deployment, "server")
-    if deployment.gateway is not None:
-        service["spec"] = {"clusterIP": "None", "publishNotReadyAddresses": True, **service["spec"]}
-    return service
-
-
-def _gateway_service(deployment: Deployment) -> Manifest:
-    return _service(deployment, "gateway")
-
-
-def _worker_service(deployment: Deployment) -> Manifest:
-    port = {"name": "rpc", "port": deployment.worker_port, "targetPort": "rpc"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _meta(deployment, "worker"),
-        # Servers resolve the workers' names before the workers are ready.
         "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": _labels(deployment, "worker"),
-            "ports": [port],
+            **({"clusterIP": "None", "publishNotReadyAddresses": True} if is_headless else {}),
+            "selector": _labels(deployment, part),
+            "ports": [{"name": name, "port": number, "targetPort": name}],
         },
     }
 

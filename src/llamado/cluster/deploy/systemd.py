@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name
+from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, path_flags
 
 Entries = dict[str, str | list[str]]
 """Entries of a section. A list stands for several lines with the same key."""
@@ -63,30 +63,13 @@ def _server(deployment: Deployment, rpc: list[str], workers: list[str]) -> str:
     host = "0.0.0.0" if alone and deployment.has_key else "127.0.0.1"
     words = _instance(deployment.serve_command(rpc=rpc, host=host), flag_name("serve", "port"))
     service = _service(deployment, "server", [deployment.program, *words, *_file_flags(deployment, "server")])
-    wait = [
-        deployment.program,
-        "wait",
-        flag_name("wait", "pid"),
-        _MAIN,
-        flag_name("wait", "timeout"),
-        str(_START_SECONDS),
-    ]
-    service["ExecStartPost"] = _line(wait)
+    wait = ["wait", flag_name("wait", "pid"), _MAIN, flag_name("wait", "timeout"), str(_START_SECONDS)]
+    service["ExecStartPost"] = _line([deployment.program, *wait])
     service["TimeoutStartSec"] = str(_START_SECONDS + 60)
     if deployment.mlock:
         service["LimitMEMLOCK"] = "infinity"
     # No Requires=: the server itself waits for a lost worker and must not be restarted for it.
-    after = " ".join(["network-online.target", *workers])
-    return _unit(
-        Unit={
-            "Description": "llamado server on port %i",
-            "After": after,
-            "Wants": "network-online.target",
-            "PartOf": f"{deployment.name}.target",
-        },
-        Service=service,
-        Install={"WantedBy": f"{deployment.name}.target"},
-    )
+    return _service_unit(deployment, "llamado server on port %i", service, after=workers)
 
 
 def _sources(deployment: Deployment, part: str) -> dict[str, str]:
@@ -98,37 +81,30 @@ def _sources(deployment: Deployment, part: str) -> dict[str, str]:
 
 def _file_flags(deployment: Deployment, part: str) -> list[str]:
     """Return the flags of a part with its secret files, which systemd reads as root and passes to this part only."""
-    command = "serve" if part == "server" else part
-    return [word for key in _sources(deployment, part) for word in (flag_name(command, key), f"{_CREDENTIALS}/{key}")]
+    return path_flags(part, {key: f"{_CREDENTIALS}/{key}" for key in _sources(deployment, part)})
 
 
 def _gateway(deployment: Deployment, servers: list[str]) -> str:
     addresses = [f"127.0.0.1:{deployment.server_port + i}" for i in range(deployment.replicas)]
     host = "0.0.0.0" if deployment.has_key else "127.0.0.1"
     words = deployment.gateway_command(*_file_flags(deployment, "gateway"), servers=addresses, host=host)
-    return _unit(
-        Unit={
-            "Description": "llamado gateway",
-            "After": " ".join(["network-online.target", *servers]),
-            "Wants": "network-online.target",
-            "PartOf": f"{deployment.name}.target",
-        },
-        Service=_service(deployment, "gateway", [deployment.program, *words]),
-        Install={"WantedBy": f"{deployment.name}.target"},
-    )
+    service = _service(deployment, "gateway", [deployment.program, *words])
+    return _service_unit(deployment, "llamado gateway", service, after=servers)
 
 
 def _worker(deployment: Deployment) -> str:
     words = _instance(deployment.worker_command(host="127.0.0.1"), flag_name("worker", "port"))
+    service = _service(deployment, "worker", [deployment.program, *words])
+    return _service_unit(deployment, "llamado worker on port %i", service)
+
+
+def _service_unit(deployment: Deployment, description: str, service: Entries, after: Iterable[str] = ()) -> str:
+    """Return a unit that starts after the network and the units in `after`."""
+    network, target = "network-online.target", f"{deployment.name}.target"
     return _unit(
-        Unit={
-            "Description": "llamado worker on port %i",
-            "After": "network-online.target",
-            "Wants": "network-online.target",
-            "PartOf": f"{deployment.name}.target",
-        },
-        Service=_service(deployment, "worker", [deployment.program, *words]),
-        Install={"WantedBy": f"{deployment.name}.target"},
+        Unit={"Description": description, "After": " ".join([network, *after]), "Wants": network, "PartOf": target},
+        Service=service,
+        Install={"WantedBy": target},
     )
 
 
@@ -171,8 +147,7 @@ def _service(deployment: Deployment, part: str, command: list[str]) -> Entries:
         service["LoadCredential"] = [f"{key}:{path.replace('%', '%%')}" for key, path in sources.items()]
     if folders := deployment.written_folders(part):
         service["ReadWritePaths"] = _line(folders)
-    memory = {"server": deployment.memory, "worker": deployment.worker_memory or deployment.memory}.get(part)
-    if memory is not None:  # a gateway holds no model
+    if memory := deployment.memory_limit(part):
         service["MemoryMax"] = memory
     if deployment.cpus is not None and part != "gateway":
         service["CPUQuota"] = f"{100 * deployment.cpus:.0f}%"
