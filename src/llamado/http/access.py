@@ -60,7 +60,7 @@ class AccessRules:
             # Browsers reject "*" for requests with credentials, so the origin itself is returned.
             return origin if self.cors_credentials else "*"
         if self.cors_origins == "localhost":
-            return origin if _is_local(origin) else ""
+            return origin if origin and _is_local(origin) else ""
         return origin if origin in self._origins else self._origins[0]
 
     def allows_host(self, host: str) -> bool:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.disconnect import disconnected
 from llamado.http.errors import ApiError, error_body, error_event
+from llamado.http.streams import disconnected
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.http")
@@ -52,6 +52,8 @@ _HOP = frozenset(
 _REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect", b"origin", b"sec-fetch-site"}
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_DROPPED = _REQUEST | _FORWARDED
+_DROPPED_WITH_KEYS = _DROPPED | _KEYS
 
 
 _LONGEST_EVENT = 1 << 20
@@ -83,8 +85,11 @@ def request_head(
     `extra_headers`: headers that replace the client's of the same names.
     """
     headers: Headers = scope["headers"]
-    dropped = _REQUEST | _named(headers) | _FORWARDED | (frozenset() if forward_key and not key else _KEYS)
-    dropped |= {name for name, _ in extra_headers}
+    dropped = _DROPPED if forward_key and not key else _DROPPED_WITH_KEYS
+    if named := _named(headers):
+        dropped |= named
+    if extra_headers:
+        dropped |= {name for name, _ in extra_headers}
     earlier = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
     client = scope.get("client")
     peer = client[0].encode("latin-1", "replace") if client else b"unix"
@@ -157,8 +162,8 @@ class Exchange:
         self._guard.__enter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        self._guard.__exit__(*error)
+    async def __aexit__(self, *_: object) -> None:
+        self._guard.__exit__()
         self._body = b""  # an exception's traceback may hold this object for long
 
     def _on_disconnect(self) -> None:

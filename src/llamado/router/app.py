@@ -34,9 +34,8 @@ from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
 from llamado.router.api.entries import download_entry, model_entry
-from llamado.router.api.events import EventHub, stream_events
 from llamado.router.api.live import PATH as LIVE_EVENTS
-from llamado.router.api.live import ModelEvents, RouterSource
+from llamado.router.api.live import EventHub, ModelEvents, RouterSource, stream_events
 from llamado.router.api.ollama import OllamaApi
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
@@ -143,7 +142,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(
-            self.routes, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
+            self.routes.app, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
         )
 
     def end_streams(self) -> None:
@@ -181,7 +180,10 @@ class Router:
         peer = None if self.fleet.find(name) else self.peers.find(name)
         if peer is not None:
             return self.peers.proxy(peer, fields, body)
-        return self._proxy(request, self._instance(name, self._loads(request)), fields, body)
+        autoload = self._loads(request)
+        instance = self._instance(name, autoload)
+        body = _rewrite_body(instance, fields, body)
+        return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=autoload)
 
     async def _forward_query(self, request: Request) -> App:
         """Proxy a GET to the model that its query names. Such requests do not keep a model loaded."""

@@ -92,9 +92,9 @@ class Peers:
         """Return the response to a request for a peer's model. `fields`: the parsed body."""
         peer = found.peer
         if peer.rewrite or fields.get("model") != found.model:
-            asked = str(fields.get("model"))
+            requested = str(fields.get("model"))
             fields["model"] = found.model
-            peer.rewrite.apply(fields, asked)
+            peer.rewrite.apply(fields, requested)
             body = orjson.dumps(fields)
         return PeerRequest(peer, self._pools[peer.name], body)
 
