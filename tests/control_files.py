@@ -1,4 +1,4 @@
-"""Control vectors with random directions, written as real GGUF files."""
+"""Control vectors with random directions, as GGUF files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def make_control(path: Path, n_embd: int, layers: Iterable[int], *, size: float = 1.0, seed: int = 0) -> Path:
-    """Directions of length `size` · √n_embd for these layers."""
+    """Write directions of length `size` · √n_embd for these layers."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "controlvector")
     writer.add_string("controlvector.model_hint", "llama")

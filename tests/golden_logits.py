@@ -1,4 +1,4 @@
-"""Golden rows: a few numbers of every small model as llama.cpp computes them, kept in `models/golden_logits.json`.
+"""Golden rows: llama.cpp's largest values for every small model, stored in `models/golden_logits.json`.
 
 `interop/write_golden_logits.py` writes the file; `models/test_golden_logits.py` compares our models with it.
 """
@@ -28,16 +28,16 @@ from llamado.models.memory import Span
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 Rows = dict[int, NDArray[np.float32]]
-"""Whole rows by position (or by number of a document)."""
+"""Whole rows by position, or by document number."""
 
 PATH = Path(__file__).parent / "models" / "golden_logits.json"
 N_CTX = 512
 TOKENS = np.random.default_rng(5).integers(3, 300, 150).astype(np.int32)
-TOKENS[[30, 60, 90]] = 119, 290, 100  # graniteswitch changes its adapter at these
+TOKENS[[30, 60, 90]] = 119, 290, 100  # tokens that switch the adapter of graniteswitch
 POSITIONS = (40, 100, 149)
 QUERY, DOCUMENTS = "Where is Paris?", ("Paris is in France.", "A fox jumps.", "One two three four five six.")
 N_KEPT = 6
-"""Numbers of a row that are kept: the largest."""
+"""Number of values stored per row, the largest."""
 
 EXCEPTIONS = {
     "deepseek2-glm-4.7-flash": "its graph is that of deepseek2; only its vocabulary is large, and takes long to write",
@@ -46,7 +46,7 @@ EXCEPTIONS = {
 
 
 class Key(NamedTuple):
-    """A small model, and what is computed with it."""
+    """A small model and the output that is compared."""
 
     name: str
     output: Output
@@ -72,7 +72,7 @@ class _Device(OwnDevice):
 
 @contextmanager
 def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
-    """A model in numpy, which compiles nothing."""
+    """Open a model on the numpy device, without compiling."""
     with GGUFFile.open(path) as file:
         runner = ModelRunner(
             file,
@@ -87,7 +87,7 @@ def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
 
 
 def rows(key: Key, folder: Path) -> Rows:
-    """The rows that we compute."""
+    """Return the rows that llamado computes."""
     with _runner(write_model(TINY[key.name], folder / "m.gguf"), key.output) as runner:
         if key.output is Output.LOGITS:
             handle = runner.memory.allocate(len(TOKENS))
@@ -109,18 +109,18 @@ def rows(key: Key, folder: Path) -> Rows:
 
 
 def log_softmax(row: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-probabilities of a row of logits."""
+    """Return the log-probabilities of a row of logits."""
     shifted = row - row.max()
     result: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum())
     return result
 
 
 Golden = dict[str, dict[int, dict[int, float]]]
-"""By key, position and place in the row: log-probabilities, elements of vectors, scores."""
+"""Log-probabilities, vector elements or scores by key, position and index in the row."""
 
 
 def read() -> Golden:
-    """The golden rows of the file."""
+    """Return the golden rows of the file."""
     if not PATH.exists():
         return {}
     found = json.loads(PATH.read_text())
@@ -131,6 +131,6 @@ def read() -> Golden:
 
 
 def write(golden: Golden) -> None:
-    """Write the file, a line for each key."""
+    """Write the file, one line per key."""
     lines = [f"{json.dumps(key)}: {json.dumps(golden[key], separators=(',', ':'))}" for key in sorted(golden)]
     PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,4 +1,4 @@
-"""Models of a layer with a block behind it that drafts: as it has the layer's weights, it says what the model says."""
+"""Small models with draft heads. A prediction block has the layer's weights, so it predicts the model's own tokens."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ CHANGES: dict[str, dict[str, Any]] = {
         "attention.sliding_window_pattern": [True, True],
     },
 }
-"""Without what layers have and the block behind them has not, and as the real ones want it."""
+"""Changed keys: features that prediction blocks lack are disabled, as llama.cpp requires."""
 
 
 def _own_random(name: str) -> np.random.Generator:
-    """Of a tensor, the same in all layers."""
+    """Return a random generator that is the same for a tensor in all layers."""
     return np.random.default_rng(zlib.crc32(_OF_BLOCKS.sub("", name).encode()))
 
 
 def _adds(name: str) -> bool:
-    """Return True for the matrices whose product is added to the residual stream."""
+    """Return True if a matrix computes the output of a block."""
     return any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
 
 
 @dataclass(frozen=True)
 class HeadedModel(Tiny):
-    """`sway`: how much hidden states change what the block reads; 0: it reads embeddings alone. `repeats`: it reads
-    hidden states alone, and adds nothing, so that it says again what the model said. `alone`: the layer is not there.
-    `quiet`: what is before the last layer adds nothing.
+    """A small model with prediction blocks.
+
+    `sway` is the weight of hidden states in the block's input (0: none). With `repeats`, the block reads only
+    hidden states and adds nothing, so it repeats the model's prediction. With `alone`, the file lacks the layer; with
+    `quiet`, layers before the last add nothing.
     """
 
     sway: float = 0.0
@@ -59,12 +61,14 @@ class HeadedModel(Tiny):
     def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """See Tiny."""
         values = super().values(_own_random(name), name, shape)
-        if name == "token_embd.weight":  # so that a norm of them changes nothing
+        if name == "token_embd.weight":  # normed, so that norms have no effect
             return values / np.sqrt((values**2).mean(axis=1, keepdims=True))
         if name.endswith("nextn.eh_proj.weight"):
             n = shape[1]
             left = np.zeros((n, n)) if self.repeats else np.eye(n)
-            other = np.random.default_rng(zlib.crc32(name.encode())).permutation(values[:, n:])  # of each block
+            other = np.random.default_rng(zlib.crc32(name.encode())).permutation(
+                values[:, n:]
+            )  # different in each block
             right = np.eye(n) if self.repeats else self.sway * other
             return np.concatenate([left, right], axis=1).astype(np.float32)
         halves = self.architecture == "nemotron_h_moe"
@@ -85,9 +89,9 @@ WITH_STATES = ("qwen35", "qwen35moe", "qwen3next", "bailingmoe3", "nemotron_h_mo
 
 
 def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> HeadedModel:
-    """All layers of a model of which some have states, and a block behind them like that with attention."""
+    """Return a hybrid model with all layers, and a prediction block with attention."""
     keys, block = {**base.keys, "nextn_predict_layers": 1}, {**base.layers[3 if 3 in base.layers else 1], **more}
-    if base.architecture == "nemotron_h_moe":  # a half in each layer, both in the block
+    if base.architecture == "nemotron_h_moe":  # layers have one block each, the head has both
         network = {name: shape for name, shape in base.layers[2].items() if shape is not None}
         block |= {**network, "post_attention_norm.weight": base.n_embd, "nextn.shared_head_norm.weight": base.n_embd}
     if base.architecture == "bailingmoe3":
@@ -101,10 +105,10 @@ def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[
 
 
 def headed(name: str, *, n_heads: int = 1, **options: Any) -> HeadedModel:
-    """A layer of a small model and blocks behind it; of Qwen3.5 and alike all layers, of which others have states."""
+    """Return one layer of a small model and its prediction blocks; hybrids have all layers."""
     base = TINY[name]
     n = base.n_embd
-    # What hidden states are given behind the model's norm needs none of its own.
+    # Heads that read normed hidden states need no norm of their own.
     normed = options.get("repeats") and name not in ("mimo2", "step35")
     own_norm: dict[str, Shape | None] = {"nextn.shared_head_norm.weight": n} if normed else {}
     more: dict[str, Shape | None] = {
@@ -114,7 +118,7 @@ def headed(name: str, *, n_heads: int = 1, **options: Any) -> HeadedModel:
         return _with_states(base, more, options)
     own = base.layers.get(0 if name == "mimo2" else 1, {})
     layer = {name: shape for name, shape in {**base.layer, **own}.items() if shape is not None}
-    if name == "mimo2":  # as the real one wants it
+    if name == "mimo2":  # as llama.cpp requires
         parts = [layer.pop(f"attn_{part}.weight") for part in "qkv"]
         layer["attn_qkv.weight"] = (n, sum(shape[1] for shape in parts if isinstance(shape, tuple)))
     changed = {**base.keys, "leading_dense_block_count": 0, "nextn_predict_layers": n_heads, **CHANGES.get(name, {})}
@@ -134,14 +138,15 @@ def headed(name: str, *, n_heads: int = 1, **options: Any) -> HeadedModel:
 
 
 def make_headed(path: Path, name: str, **options: Any) -> Path:
-    """Writes the file of such a model."""
+    """Write the file of a model of `headed`."""
     return make(headed(name, **options), path)
 
 
 @dataclass(frozen=True)
 class Eagle(Tiny):
-    """`repeats`: it adds nothing to the state of the last of the layers that it sees. `table`: of the tokens that it
-    drafts.
+    """A draft head in its own file.
+
+    With `repeats`, it adds nothing to the state of the last target layer that it reads. `table` are its draft tokens.
     """
 
     repeats: bool = False
@@ -157,14 +162,15 @@ class Eagle(Tiny):
         if self.repeats and name == "fc.weight":
             n = shape[1]
             return np.concatenate([np.zeros((n, 2 * n)), np.eye(n)], axis=1).astype(np.float32)
-        if self.repeats and name == "output_norm.weight":  # the target's
+        if self.repeats and name == "output_norm.weight":  # as in the target
             return super().values(_own_random(name), name, shape)
         return np.zeros_like(values) if self.repeats and _adds(name) else values
 
 
 def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bool = False, **keys: Any) -> Path:
-    """Writes an EAGLE-3 head of a small llama model; `n_drafted`: tokens that it drafts, 0: all; `own`: whether it has
-    an embedding.
+    """Write an EAGLE-3 head for the model of `make_target`, with `n_drafted` draft tokens (0: all).
+
+    With `own`, it has an embedding.
     """
     n = N_EMBD
     layer: dict[str, Shape] = {
@@ -187,7 +193,7 @@ def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bo
 
 
 def make_target(path: Path) -> Path:
-    """Writes the small llama model of four layers that it drafts for."""
+    """Write the target of these heads, a small llama model of four layers."""
     return make(HeadedModel("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
 
 
@@ -200,8 +206,9 @@ def make_dflash(
     more: Sequence[str] = (),
     **keys: Any,
 ) -> Path:
-    """Writes a DFlash head of two layers for it, which drafts so many tokens, or those of a table; `more`: weights that
-    some files have, -attn_v.weight: not.
+    """Write a DFlash head of two layers, with `n_drafted` draft tokens or those of `table`.
+
+    `more` are optional weights to add; "-attn_v.weight" removes that matrix.
     """
     n, n_drafted = N_EMBD, n_drafted or len(table)
     optional: dict[str, Shape] = {

@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, written as real GGUF files that fit a given model."""
+"""LoRA adapters with random weights, as GGUF files for a given model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def make_adapter(
     invocation: Sequence[int] = (),
     edit: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """An adapter for the matrices of all layers whose names hold one of `parts`, and for those in `weights`.
+    """Write an adapter for the matrices of all layers whose names contain one of `parts`, and for those in `weights`.
 
-    With `invocation` it is an activated one. `size`: how large B(A x) is beside W x, about, at a scale of rank / alpha.
-    `edit` may add more.
+    With `invocation` it is an activated LoRA. `size` is the approximate ratio of B(A x) to W x at a scale of
+    rank / alpha. `edit` may add tensors and keys.
     """
     rng = np.random.default_rng(seed)
     with GGUFFile.open(model) as file:

@@ -104,3 +104,17 @@ def test_functions_and_classes_exist() -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.rglob("*.py")}), ids=lambda p: p.name)
 def test_a_folder_can_be_read(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
+
+
+def test_constructors_take_few_parameters() -> None:
+    """More than six belong into a record of options (see engine/options.py)."""
+    found = {}
+    for path, tree in parsed().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                given = node.args
+                n = len(
+                    [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+                )
+                found[f"{path.relative_to(SOURCES)}:{node.lineno}"] = n - 1
+    assert {place: n for place, n in found.items() if n > 6} == {}

@@ -164,6 +164,7 @@ _WHERE = "operations run on the device of their weights"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT_ALIKE = "the draft model uses the settings of the model"
+_NGRAMS = "the suffix drafter replaces llama.cpp's n-gram drafters; it finds matches of any length"
 _ONE_DRAFT = "there is one draft per step, and a draft token is kept if the model samples the same token"
 _REMOVED = "llama-server has removed this flag as well; see --spec-type"
 
@@ -332,10 +333,11 @@ COMPUTE = _group(
           "speculative decoding methods, comma-separated; output bytes are the same with each: draft-simple (the "
           "draft model of -md), draft-mtp (the model's multi-token prediction block, in its file or that of -md), "
           "draft-eagle3 and draft-dflash (the EAGLE-3 or DFlash head of -md), suffix (tokens that followed the "
-          "longest matching suffix, in this sequence or in earlier outputs of this server), ngram-simple, "
-          "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: suffix with --rpc (to "
-          "hide the latency of links) or -md, and with -md also the method that its file is made for", type="str",
-          default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=DRAFT_COMMANDS),
+          "longest matching suffix, in this sequence or in earlier outputs of this server), ngram-simple, ngram-map-k, "
+          "ngram-map-k4v, ngram-mod and ngram-cache (llama.cpp's names of suffix; ngram-cache also reads -lcs and "
+          "-lcd), none, or auto: suffix with --rpc (to hide the latency of links) or -md, and with -md also the method "
+          "that its file is made for", type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE",
+          commands=DRAFT_COMMANDS),
     _used("--spec-default", "same as --spec-type ngram-mod", default=False, commands=DRAFT_COMMANDS),
     _used("-md --model-draft --spec-draft-model",
           "draft model for speculative decoding (same vocabulary), or an MTP, EAGLE-3 or DFlash head (see "
@@ -368,23 +370,11 @@ COMPUTE = _group(
           metavar="N", env="LLAMA_ARG_SPEC_DRAFT_N_MIN", commands=DRAFT_COMMANDS),
     _used("--spec-draft-p-min --draft-p-min", "minimum probability of a draft token, as computed by the draft model",
           type="float", default=0.0, metavar="P", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", commands=DRAFT_COMMANDS),
+    *(_none(f"--spec-ngram-mod-{name}", _NGRAMS, commands=DRAFT_COMMANDS) for name in ("n-match", "n-min", "n-max")),
     *(
-        _used(f"--spec-ngram-{kind}-{name}", f"ngram-{kind}: {help}", type="int",
-              default=default, metavar="N", commands=DRAFT_COMMANDS)
-        for kind, name, help, default in (
-            ("mod", "n-match", "tokens of the n-gram to look up", 24),
-            ("mod", "n-min", "minimum number of draft tokens", 48),
-            ("mod", "n-max", "maximum number of draft tokens", 64),
-            *(
-                (kind, name, help, default)
-                for kind in ("simple", "map-k", "map-k4v")
-                for name, help, default in (
-                    ("size-n", "tokens of the n-gram to look up", 12),
-                    ("size-m", "maximum number of draft tokens", 48),
-                    ("min-hits", "minimum number of earlier occurrences of the n-gram", 1),
-                )
-            ),
-        )
+        _none(f"--spec-ngram-{kind}-{name}", _NGRAMS, commands=DRAFT_COMMANDS)
+        for kind in ("simple", "map-k", "map-k4v")
+        for name in ("size-n", "size-m", "min-hits")
     ),
     _used("-lcs --lookup-cache-static", "ngram-cache: static lookup file made by llama-lookup-create", type="str",
           metavar="FILE", commands=DRAFT_COMMANDS),

@@ -92,7 +92,7 @@ class RecordedCommands:
 
     def _replace_logs(self) -> None:
         record = self._record
-        self._replace({"http.logs.configure": lambda **options: record("logs", **options)})
+        self._replace({"http.monitoring.logs.configure": lambda **options: record("logs", **options)})
         self._patch.setattr(
             cli, "_log_to_stderr", lambda flags: record("logs", verbose=flags.verbose, timestamps=flags.log_timestamps)
         )
@@ -164,8 +164,8 @@ class RecordedCommands:
 
             def close(self) -> None: ...
 
-        def make_router(catalog: Any, settings: Any, *, limits: Any, autoload: bool, **_: Any) -> Any:
-            record("router", models=tuple(catalog.models), limits=limits, autoload=autoload)
+        def make_router(catalog: Any, settings: Any, options: Any, tools: Any) -> Any:
+            record("router", models=tuple(catalog.models), limits=options.limits, autoload=options.autoload)
             raise _RecordedAll
 
         class RouterServer:

@@ -250,7 +250,6 @@ def test_one_warning_per_reason() -> None:
         ("--spec-type suffix,ngrams", "--spec-type: expected auto, none or some of suffix"),
         ("--spec-type draft-simple", "--spec-type draft-simple: -md/--model-draft names"),
         ("--spec-draft-n-max -1", "--spec-draft-n-max: expected 0 or more"),
-        ("--spec-ngram-simple-size-n 0", "--spec-ngram-simple-size-n: expected 1 or more"),
         ("--draft-p-min 2", "--spec-draft-p-min: expected 0 to 1"),
         ("--hang-timeout -1", "--hang-timeout: expected seconds, 0 or more"),
         ("--rpc ,", "--rpc: expected host:port"),

@@ -472,7 +472,7 @@ def test_own_workers() -> None:
                 reader.expect(wire.Command.HELLO)
                 reader.feed(client.recv(36, socket.MSG_WAITALL))
                 message = reader.next()
-                assert message is not None and message[1].ours  # type: ignore[union-attr]
+                assert message is not None and message[1].is_ours  # type: ignore[union-attr]
     for endpoint in endpoints:
         with pytest.raises(OSError):
             socket.create_connection(endpoint.address, timeout=GUARD)

@@ -13,8 +13,8 @@ from llamado.commands.memory_need import memory_need
 from llamado.devices.limits import memory
 from llamado.flags import FlagError, parse
 from llamado.router import serve
+from llamado.router.api.entries import model_entry
 from llamado.router.catalog import Launch, RoutedModel
-from llamado.router.entries import model_entry
 from llamado.router.fleet import Instance
 
 

@@ -19,11 +19,9 @@ from llamado.engine.drafts.acceptance import AcceptanceRates
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
 from llamado.engine.drafts.cost import Cost, DraftWindow
 from llamado.engine.drafts.drafts import DraftManager, _worth
+from llamado.engine.drafts.load import drafts_for
 from llamado.engine.drafts.model import DraftQuery, ModelKind
 from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
-from llamado.engine.drafts.ngram_map import NgramMap
-from llamado.engine.drafts.ngram_mod import NgramMod
-from llamado.engine.drafts.ngram_simple import NgramSimple
 from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.drafts.suffix import Suffix, SuffixAutomaton
 from llamado.engine.engine import Engine
@@ -60,11 +58,11 @@ def test_what_followed_the_longest_end_is_proposed() -> None:
 
 def test_what_is_ahead_counts_as_said() -> None:
     said = [random.Random(3).randrange(5) for _ in range(300)]
-    for kind in (NgramSimple(2, 2), NgramMap(2, 3), NgramMap(2, 3, counts=True), NgramCache()):
-        drafter = kind.drafter()
-        for n in range(20, 290):
-            first = proposed(drafter, said[:n], 1)
-            assert proposed(drafter, said[:n], 1, first) == proposed(kind, [*said[:n], *first], 1) or not first
+    kind = NgramCache()
+    drafter = kind.drafter()
+    for n in range(20, 290):
+        first = proposed(drafter, said[:n], 1)
+        assert proposed(drafter, said[:n], 1, first) == proposed(kind, [*said[:n], *first], 1) or not first
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 4, [3]) == [4, 5, 1, 2]
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 2, [7, 9]) == [1, 2]
     assert proposed(Suffix(), [1, 1, 1], 4, [1, 1, 1, 1]) == [1, 1, 1, 1]
@@ -112,35 +110,19 @@ def test_what_others_said_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proposed(second, [5, 9, 1, 2, 3, 157, 158]) == [159]
 
 
-def test_ngrams_as_in_llama_cpp() -> None:
-    once = [*range(100, 120), *range(10), *range(200, 220)]
-    again = [*once, 3, 4, 5, 6]
-    assert proposed(NgramSimple(4, 6), again) == [7, 8, 9, 200, 201, 202]
-    assert proposed(NgramSimple(5, 6), again) == []
-    assert proposed(NgramSimple(4, 48), again) == []  # too short for a draft of that length
-    assert proposed(NgramMap(4, 6), again) == [7, 8, 9, 200, 201, 202]
+def test_ngram_names_select_the_suffix_drafter_once(tmp_path: Path) -> None:
+    names = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+    path = tmp_path / "cache"
+    np.array([7, 8, -1, -1, 1, 9, 3], "<i4").tofile(path)
 
-    drafter = NgramMap(4, 6).drafter()
-    assert len(proposed(drafter, again)) == 6
-    drafter.learn(6, 2)
-    assert proposed(drafter, [*again, 1, 2, 3, 4, 5, 6]) == [7, 8]  # as many as were right
-    assert proposed(NgramMap(4, 6, 2, counts=True), again) == []  # found once, wanted twice
-    two, three = [1, 2, 3, 9, 9, 9], [1, 2, 3, 8, 8, 8]
-    assert proposed(NgramMap(3, 3, counts=True), [0, *two, *two, *three, 4, 4, 1, 2, 3]) == [9, 9, 9]
-    assert proposed(NgramMap(3, 3, counts=True), [0, *two, *three, 4, 4, 4, 1, 2, 3]) == []
+    def sources(*kinds: str, **options: str) -> list[str]:
+        drafts = drafts_for(EngineOptions(drafts=DraftOptions(kinds=kinds, **options)), None, 3)
+        return [] if drafts is None else [kind.name for kind in drafts.kinds]
 
-
-def test_ngram_mod_is_shared_and_forgets_what_does_not_help() -> None:
-    kind = NgramMod(4, 3, 5)
-    text = list(range(50, 120))
-    assert proposed(kind, text) == []
-    assert proposed(kind, [1, 2, 3, 4, 60, 61, 62, 63]) == [64, 65, 66, 67, 68]
-    assert proposed(NgramMod(4, 6, 5), [*text, 60, 61, 62, 63]) == []  # fewer than the least
-    drafter = kind.drafter()
-    for _ in range(5):
-        assert proposed(drafter, [1, 2, 3, 4, 60, 61, 62, 63])
-        drafter.learn(5, 1)
-    assert proposed(drafter, [1, 2, 3, 4, 60, 61, 62, 63]) == []
+    assert all(sources(name) == ["suffix"] for name in names) and sources(*names) == ["suffix"]
+    assert sources("ngram-cache", lookup_static=str(path)) == ["ngram-cache"]
+    assert sources("ngram-mod", "ngram-cache", lookup_dynamic=str(path)) == ["suffix", "ngram-cache"]
+    assert sources("suffix", lookup_static=str(path)) == ["suffix"] and sources() == []
 
 
 def test_ngram_cache(tmp_path: Path) -> None:
@@ -174,7 +156,7 @@ def test_chances_are_learnt_by_mark() -> None:
         one.note(0, False)
     assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
     assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence begins with it
-    assert list(one.all_right([2, 2], 0.5)) == [0.25, 0.125]
+    assert list(one.all_accepted([2, 2], 0.5)) == [0.25, 0.125]
 
 
 def test_what_was_drafted_is_judged_in_order() -> None:
@@ -183,47 +165,24 @@ def test_what_was_drafted_is_judged_in_order() -> None:
     ahead.add(first)
     ahead.add(second)
     assert ahead.tokens == [1, 2, 3] and ahead.drafts == [first, second]
-    assert ahead.judge(1) and ahead.judge(2) and ahead.epoch == 0 and ahead.tokens == [3]
-    assert not ahead.judge(4) and ahead.epoch == 1 and not ahead
-    assert not ahead.judge(3) and ahead.epoch == 1
+    assert ahead.verify(1) and ahead.verify(2) and ahead.epoch == 0 and ahead.tokens == [3]
+    assert not ahead.verify(4) and ahead.epoch == 1 and not ahead
+    assert not ahead.verify(3) and ahead.epoch == 1
     assert (ahead.n_drafted, ahead.n_accepted, first.accepted) == (3, 2, 2)
     assert ahead.judged == [(first, 0, True), (first, 1, True), (second, 0, False)]
 
 
-class Pupil(DraftKind, Drafter):
-    """Remembers what it is taught."""
-
-    name = "pupil"
-
-    def __init__(self) -> None:
-        self.learnt: list[tuple[int, int]] = []
-
-    def drafter(self) -> Drafter:
-        return self
-
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        return Proposal([], [])
-
-    def forget(self) -> None: ...
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        self.learnt.append((drafted, accepted))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "learnt"),
-    [([1, 2, 3], [(3, 3)]), ([1, 2, 9], [(3, 2)]), ([1, 9], [(3, 1)]), ([9], [(3, 0)]), ([1, 2], [])],
-)
-def test_a_source_learns_how_many_of_its_tokens_were_right(tokens: list[int], learnt: list[tuple[int, int]]) -> None:
-    pupil = Pupil()
-    drafts = DraftManager([pupil])
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 9], [1, 9], [9], [1, 2]])
+def test_accepted_tokens_are_counted_by_position(tokens: list[int]) -> None:
+    drafts = DraftManager([Suffix()])
     followed = drafts.follow(PendingDraft(), cast(Any, None))
     followed.ahead.add(Draft(0, [1, 2, 3], [0, 0, 0]))
     for token in tokens:
-        followed.ahead.judge(token)
+        followed.ahead.verify(token)
     drafts.learn(followed)
-    assert pupil.learnt == learnt and not followed.ahead.judged
-    assert drafts.accepted_at[:4] == [int(i < len(tokens) and tokens[i] == i + 1) for i in range(3)] + [0]
+    right = [int(i < len(tokens) and tokens[i] == i + 1) for i in range(3)]
+    assert drafts.accepted_at[:4] == [*right, 0] and drafts.counts[0].n_accepted == sum(right)
+    assert not followed.ahead.judged
 
 
 company_time = [0.0]
@@ -358,9 +317,6 @@ class LateForward(FakeForward):
 
 KINDS: dict[str, Callable[[], DraftKind]] = {
     "suffix": Suffix,
-    "ngram-simple": lambda: NgramSimple(2, 3),
-    "ngram-map-k4v": lambda: NgramMap(2, 3, counts=True),
-    "ngram-mod": lambda: NgramMod(3, 1, 8),
     "ngram-cache": NgramCache,
     "draft-simple": lambda: ModelKind(FakeForward(1024, n_vocab=3, max_batch=16), 3, ends=frozenset({0})),
 }
@@ -393,7 +349,7 @@ def plain(temperature: float) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [*KINDS, "suffix,ngram-mod,draft-simple"])
+@pytest.mark.parametrize("names", [*KINDS, "suffix,ngram-cache,draft-simple"])
 def test_answers_are_the_same_with_and_without(names: str) -> None:
     for depth, temperature in ((1, 1.0), (4, 0.0), (4, 1.0)):
         without = plain(temperature)

@@ -133,7 +133,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
         ({"hyper_connection.count": 4}, "DFlash heads with hyper-connections"),
         ({"hidden_activation": "relu"}, "'relu'; silu, gelu"),
         ({"tokenizer.ggml.mask_token_id": 512}, "is 512 of 512 tokens"),
-        ({"target_layers": [0, 1, 5]}, r"wants layers \[0, 1, 5\]; the model has 4 layers"),
+        ({"target_layers": [0, 1, 5]}, r"reads layers \[0, 1, 5\]; the model has 4 layers"),
     ],
 )
 def test_what_does_not_run_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"target_hidden_size": 64}, "width 64|fc.weight"),
-        ({"target_layers": [0, 1, 5]}, r"wants layers \[0, 1, 5\]; the model has 4 layers"),
+        ({"target_layers": [0, 1, 5]}, r"reads layers \[0, 1, 5\]; the model has 4 layers"),
         ({"target_layers": [0, 1]}, "target_layers"),
     ],
 )

@@ -627,7 +627,7 @@ def test_an_idle_engine_sleeps(make: Make) -> None:
 
 
 def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 0.0)
+    monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 0.0)
     engine, _ = make(n_slots=2, max_batch=64)
     empty = engine.snapshot()
     assert [slot.id_task for slot in empty.slots] == [-1, -1] and empty.kv_cells_total == 4096
@@ -657,7 +657,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_answer_that_is_over_is_seen_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while others go on, of which only now and then is seen how long they are."""
-    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 1e9)
+    monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 1e9)
     engine, _ = make(n_slots=2, max_batch=64)
     seen: list[int] = []
     long = Client(lambda e: seen.append(engine.snapshot().requests_processing))

@@ -97,7 +97,7 @@ def test_a_sequence_is_kept_if_enough_of_it_is_lost(
 ) -> None:
     assert MIN_STORE == 64
     fill(sequences, slots[0], n, used=n)
-    sequences._keep(slots[0], n_same)
+    sequences._store(slots[0], n_same)
     assert kept(sequences) == [n] * keeps
 
 
@@ -105,12 +105,12 @@ def test_a_sequence_that_is_still_read_from_disk_is_not_kept(sequences: Sequence
     """Its cells are not all there yet."""
     fill(sequences, slots[0], 150, used=150)
     slots[0].load = cast(DiskRead, object())
-    sequences._keep(slots[0])
+    sequences._store(slots[0])
     assert kept(sequences) == []
 
 
 def test_a_sequence_that_another_slot_has_is_not_kept(sequences: SequenceCache, slots: list[Slot]) -> None:
     for slot in slots:
         fill(sequences, slot, 150, used=150)
-    sequences._keep(slots[0])
+    sequences._store(slots[0])
     assert kept(sequences) == []

@@ -336,7 +336,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
     expected, _ = two_turns(plain, 3)
     plain.close()
     engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
-    place = "_keep" if what == "read" else "recall"
+    place = "_store" if what == "read" else "recall"
     work = getattr(engine._sequence_cache, place)
     n = 0
 

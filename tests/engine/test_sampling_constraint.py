@@ -172,8 +172,8 @@ def test_asked_ahead_and_once() -> None:
     sampler = Sampler(Sampling(), SamplerSetup(50), seed=1, matcher=matcher)
     sampler.start([1, 2, 3])
     row = np.zeros(50, np.float32)
-    sampler.get_ready()
-    sampler.get_ready()
+    sampler.query_constraint()
+    sampler.query_constraint()
     first = sampler.sample(row, 3)
     assert sampler.sample(row, 3) == first in {3, 4}
     assert matcher.n_masks == 1 and matcher.accepted == []

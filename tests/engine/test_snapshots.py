@@ -114,6 +114,22 @@ def test_those_go_first_that_are_missed_least() -> None:
     assert [drop(kept) for _ in range(5)] == [105, 100, 200, 300, 301] and kept == [302]
 
 
+def test_cells_that_are_dropped_take_their_checkpoints_with_them(layers: Layers) -> None:
+    """After devices changed, a checkpoint of the former ones would give other bits."""
+    engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
+    try:
+        chat = Chat(1, thinks=True)
+        for _ in range(2):
+            prompt = chat.prompt()
+            chat.answered(prompt, ask(engine, req(prompt, 12)).tokens)
+        cache, slots = engine._sequence_cache, engine._sequence_cache._slots
+        assert cache.store is not None and cache.store.reserved and any(slot.snapshots.tails for slot in slots)
+        cache.forget()
+        assert not cache.store.reserved and not any(slot.snapshots.tails for slot in slots)
+    finally:
+        engine.close()
+
+
 def test_they_have_half_of_the_memory() -> None:
     store = PromptStore(1000, 1, 64)
     store.put(np.arange(150, dtype=np.int32), lambda start, n: np.zeros(n, np.uint8))

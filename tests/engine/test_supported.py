@@ -28,7 +28,7 @@ from llamado.engine import supported
 from llamado.engine.forward.sizes import weight_sizes
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.supported import check_before_fetching, check_supported, fetch_model, what_it_takes
+from llamado.engine.supported import check_before_fetching, check_supported, fetch_model, memory_estimate
 from llamado.ggml.role import ModelPart
 from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata
@@ -215,7 +215,7 @@ def test_of_a_mixture_it_is_said_what_a_token_reads(tmp_path: Path, capsys: pyte
     for name in ("qwen3moe", "llama"):
         path = make(TINY[name], tmp_path / f"{name}.gguf")
         with GGUFFile.open(path) as file:
-            (said,) = what_it_takes(file.header, EngineOptions())
+            (said,) = memory_estimate(file.header, EngineOptions())
             sizes = weight_sizes(file, load_model(file))
         read = sum(size.read for role, size in sizes.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT))
         words = f", of which a token reads {mib(read)}"

@@ -46,7 +46,7 @@ def test_tensor_queries() -> None:
     assert a.is_contiguous() and not view.is_contiguous() and view.is_contiguous(1)
     assert view.nbytes == 5 * 32 + 16
     assert view.root() == (a, 16)
-    assert g.transpose(a).is_transposed() and g.permute(a, 0, 2, 1, 3).is_permuted()
+    assert g.transpose(a).is_transposed()
     # A dimension of 1 may have any stride.
     assert g.permute(new(8, 1, 4), 0, 2, 1, 3).is_contiguous()
     assert view.source(0) is a and view.source(7) is None

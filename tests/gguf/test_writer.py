@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llamado.gguf import GgufError, GGUFFile, StringArray, TensorType, ValueType
-from llamado.gguf.writer import NewFile, NewTensor, encode, encode_all, header_bytes, read_fields, write_gguf
+from llamado.gguf.writer import NewFile, NewTensor, encode, header_bytes, read_fields, write_gguf
 
 
 def written(path: Path, alignment: int | None = None) -> None:
@@ -43,7 +43,6 @@ def test_a_file_written_again_is_the_same_file(tmp_path: Path, alignment: int | 
         tensors = [NewTensor(t.name, t.type, t.ne) for t in file.tensors.values()]
         pieces = (iter([file.data(t.name)[:4], file.data(t.name)[4:].tobytes()]) for t in tensors)
         write_gguf(tmp_path / "b.gguf", fields, tensors, pieces)
-        assert encode_all(file.metadata) == fields
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
 
 

@@ -41,7 +41,7 @@ def stream_parts(kind: str, path: str, *parts: bytes, whole: bool = False) -> li
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
-        async with Exchange(scope, receive, send, b"{}", keys=False) as exchange:
+        async with Exchange(scope, receive, send, b"{}", forward_key=False) as exchange:
             connection = await exchange.forward(pool, path.encode(), b"")
             try:
                 await exchange.deliver(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamado.http.exposition import merge
+from llamado.http.monitoring.exposition import merge
 
 TEXT = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.

@@ -11,7 +11,7 @@ import pytest
 from llamado.commands.cli import make_parser
 from llamado.commands.http_options import access_rules
 from llamado.flags import FlagError, parse
-from llamado.http.access import Access, AccessRules
+from llamado.http.access import Access, AccessPaths, AccessRules
 from llamado.http.answer import Receive, Scope, Send, answer
 
 
@@ -71,7 +71,7 @@ def test_requests_with_a_key_or_over_a_unix_socket_need_no_host() -> None:
 
 
 def test_guarded_paths_accept_any_host() -> None:
-    access = Access(application, AccessRules(), guarded=frozenset({"/cluster/join"}))
+    access = Access(application, AccessRules(), paths=AccessPaths(guarded=frozenset({"/cluster/join"})))
     assert ask(access, "evil.com", path="/cluster/join")[0] == 200
     assert ask(access, "evil.com", path="/cluster")[0] == 403
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from llamado.http.access import Access, AccessRules
-from llamado.http.disconnect import disconnected, unless_disconnected
 from llamado.http.errors import ClientDisconnected
-from llamado.http.streams import OpenStreams, PartStream
+from llamado.http.streams import OpenStreams, PartStream, disconnected, unless_disconnected
 
 Message = dict[str, Any]
 
 
 class Client:
-    """A client that disconnects when it is told to, and keeps what it receives."""
+    """A client that disconnects on `leave` and keeps all messages."""
 
     def __init__(self) -> None:
         self.leave = asyncio.Event()

@@ -1,4 +1,4 @@
-"""LoRA adapters: what their files say and what they add, against models into whose weights they were merged."""
+"""LoRA adapters: reading their files, and their effect compared with models whose weights include them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def values(file: GGUFFile, name: str) -> Array:
 
 
 def merged(path: Path, model: Path, adapters: Sequence[Path], scales: Sequence[float]) -> Path:
-    """A copy of an F32 model with the adapters added to its weights."""
+    """Write a copy of an F32 model with the adapters added to its weights."""
     shutil.copy(model, path)
     sums: dict[str, Array] = {}
     with GGUFFile.open(model) as file:
@@ -85,34 +85,36 @@ def check(tmp_path: Path, model: Path, adapters: Sequence[Path], scales: tuple[f
 @pytest.mark.slow
 @pytest.mark.parametrize("scales", [(1.0, 0.0), (0.5, 0.0), (0.0, -2.0), (1.0, 0.5)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma"])
-def test_as_merged(tmp_path: Path, request: pytest.FixtureRequest, name: str, scales: tuple[float, float]) -> None:
+def test_adapters_equal_merged_weights(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, scales: tuple[float, float]
+) -> None:
     model = request.getfixturevalue(name)
     first = make_adapter(tmp_path / "a.gguf", model, parts=LAYER, size=0.3)
     second = make_adapter(tmp_path / "b.gguf", model, parts=("attn_q", "ffn_up"), rank=3, alpha=None, seed=1)
     check(tmp_path, model, [first, second], scales)
 
 
-def test_experts(tmp_path: Path) -> None:
-    """Two matrices for each expert."""
+def test_adapters_of_experts(tmp_path: Path) -> None:
+    """Each expert has its own pair of matrices."""
     model = make(TINY["qwen3moe"], tmp_path / "m.gguf")
     adapter = make_adapter(tmp_path / "a.gguf", model, parts=("ffn_up_exps", "ffn_down_exps", "attn_q"), size=0.3)
     check(tmp_path, model, [adapter], (0.5,))
 
 
 @pytest.mark.parametrize("weight", ["token_embd.weight", "output.weight"])
-def test_embedding_and_head(tmp_path: Path, llama: Path, weight: str) -> None:
+def test_adapters_of_embedding_and_output_matrix(tmp_path: Path, llama: Path, weight: str) -> None:
     adapter = make_adapter(tmp_path / "a.gguf", llama, parts=(), weights=(weight,), size=0.3)
     check(tmp_path, llama, [adapter], (1.0,))
 
 
 @pytest.mark.parametrize("type", ["F16", "BF16", "Q8_0", "MXFP4"])
-def test_types(tmp_path: Path, llama: Path, type: str) -> None:
+def test_types_of_adapters(tmp_path: Path, llama: Path, type: str) -> None:
     adapter = make_adapter(tmp_path / "a.gguf", llama, type=type, rank=32, size=0.3)
     check(tmp_path, llama, [adapter], (1.0,))
 
 
-def test_the_graph_is_ggmls(tmp_path: Path, llama: Path) -> None:
-    """Product, product, scale, sum; of an adapter with scale 0 nothing at all."""
+def test_the_operations_of_an_adapter(tmp_path: Path, llama: Path) -> None:
+    """An adapter adds two products, a scale and a sum; with scale 0 it adds nothing."""
     paths = [make_adapter(tmp_path / f"{i}.gguf", llama, parts=("attn_q",), seed=i) for i in range(2)]
     with GGUFFile.open(llama) as file:
         model = load_model(file)
@@ -136,7 +138,7 @@ def test_the_graph_is_ggmls(tmp_path: Path, llama: Path) -> None:
             adapter.file.close()
 
 
-# --- files that do not fit --------------------------------------------------------------------------------------------
+# --- invalid files ----------------------------------------------------------------------------------------------------
 
 
 def with_tensor(name: str, *shape: int) -> Callable[[gguf.GGUFWriter], None]:
@@ -168,7 +170,7 @@ WRONG: dict[str, tuple[Options, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit(tmp_path: Path, llama: Path, case: str) -> None:
+def test_files_that_do_not_fit_are_rejected(tmp_path: Path, llama: Path, case: str) -> None:
     options, message = WRONG[case]
     path = make_adapter(tmp_path / "wrong.gguf", llama, **options)
     with GGUFFile.open(llama) as file:
@@ -178,24 +180,24 @@ def test_what_does_not_fit(tmp_path: Path, llama: Path, case: str) -> None:
         assert str(found.value).startswith(str(path)) and model.adapters == ()
 
 
-def test_a_model_is_no_adapter(llama: Path) -> None:
+def test_a_model_is_rejected_as_an_adapter(llama: Path) -> None:
     with GGUFFile.open(llama) as file, pytest.raises(InvalidAdapter, match=r"'general.type' .*is expected"):
         load_adapters(load_model(file), [llama])
 
 
-def test_no_such_file(tmp_path: Path, llama: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, llama: Path) -> None:
     with GGUFFile.open(llama) as file, pytest.raises(GgufError, match=re.escape("none.gguf")):
         load_adapters(load_model(file), [tmp_path / "none.gguf"])
 
 
-def test_an_embedding_that_is_the_head_too(tmp_path: Path, tied: Path) -> None:
+def test_an_adapter_of_a_tied_embedding_is_rejected(tmp_path: Path, tied: Path) -> None:
     path = make_adapter(tmp_path / "a.gguf", tied, weights=("token_embd.weight",))
     with GGUFFile.open(tied) as file, pytest.raises(InvalidAdapter, match="is also the output matrix"):
         load_adapters(load_model(file), [path])
 
 
-def test_norms_are_left_out(tmp_path: Path, llama: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Some adapters hold them; llama.cpp goes without."""
+def test_norms_in_an_adapter_are_ignored(tmp_path: Path, llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Some adapters contain norms; llama.cpp ignores them too."""
     path = make_adapter(tmp_path / "a.gguf", llama, edit=with_tensor("blk.0.attn_norm.weight", 64))
     with GGUFFile.open(llama) as file:
         (adapter,) = load_adapters(load_model(file), [path])
@@ -204,8 +206,8 @@ def test_norms_are_left_out(tmp_path: Path, llama: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.slow
-def test_damaged_files(tmp_path: Path, llama: Path) -> None:
-    """Whatever the bytes are: an adapter that fits, or an error that names the file."""
+def test_damaged_files_raise_named_errors(tmp_path: Path, llama: Path) -> None:
+    """Random damage gives a valid adapter or an error that names the file."""
     rng = random.Random(5)
     whole = make_adapter(tmp_path / "a.gguf", llama).read_bytes()
     path = tmp_path / "damaged.gguf"

@@ -1,4 +1,4 @@
-"""Every architecture held to the first law: a token's logits have the same bits however its text is read."""
+"""One numerics for every architecture: the logits of a token have the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 
 QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
-"""Those of the quickest run."""
+"""Architectures of the fast run."""
 FIRST: dict[str, str] = {}
-"""The architecture that stands for all of its class."""
+"""First architecture of each class, by the class's path."""
 for _tiny in TINY.values():
     FIRST.setdefault(ARCHITECTURES[_tiny.architecture].path, _tiny.architecture)
-# Those of a large vocabulary, or of many layers of the same kind, have the graph of others, and take long.
+# Models with a large vocabulary or many equal layers have the graph of another one, and are slow.
 NAMES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow if name in REPRESENTATIVE else pytest.mark.full)
     for name, tiny in TINY.items()
@@ -51,38 +51,42 @@ def jit() -> Jit:
     return Jit()
 
 
+def run(runner: ModelRunner, parts: list[tuple[Handle, int]], outputs: Array | None = None) -> Array:
+    """Read the next tokens of sequences in one batch, and return the logits of `outputs` (default: all rows)."""
+    spans = [Span(handle, handle.used, n, before=TOKENS[: handle.used].tolist()) for handle, n in parts]
+    tokens = np.concatenate([TOKENS[span.first : span.first + span.n] for span in spans])
+    wanted = np.arange(tokens.size, dtype=np.int32) if outputs is None else outputs
+    found = runner.start(tokens, spans, wanted).result(60).copy()
+    for handle, n in parts:
+        handle.used += n
+    return found
+
+
 def read(runner: ModelRunner, handle: Handle, sizes: list[int]) -> Array:
-    """Logits of all tokens that a sequence goes on with, read in batches of these sizes."""
-    found = []
-    for n in sizes:
-        part = TOKENS[handle.used : handle.used + n]
-        rows = np.arange(part.size, dtype=np.int32)
-        spans = [Span(handle, handle.used, part.size, before=TOKENS[: handle.used].tolist())]
-        found.append(runner.start(part, spans, rows).result(60).copy())
-        handle.used += part.size
-    return np.concatenate(found)
+    """Return the logits of the sequence's next tokens, read in batches of these sizes."""
+    return np.concatenate([run(runner, [(handle, n)]) for n in sizes])
 
 
-def begin(runner: ModelRunner) -> Handle:
+def allocate(runner: ModelRunner) -> Handle:
     handle = runner.memory.allocate(N)
     assert handle is not None
     return handle
 
 
-# Tests read in batches of the same few sizes: what takes long is the graph of each size.
+# Few different sizes, because building the graph of each size is slow.
 ODD = [64, 1, 64, 21]
 SMALL = [21, 6] * 5 + [1] * 15
 
 
-def mixed(name: str, path: Path) -> Path:
-    """The file of an architecture: the first half of its layers is quantized, if that is a few, the rest are floats."""
+def half_quantized(name: str, path: Path) -> Path:
+    """Make an architecture's file; the first half of its layers is quantized, if that is more than one."""
     half = TINY[name].n_layer // 2
     return make(TINY[name], path, wtypes=("Q8_0",) * half if half > 1 else ())
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUFFile]:
-    path = mixed(request.param, tmp_path_factory.mktemp("architecture") / "m.gguf")
+    path = half_quantized(request.param, tmp_path_factory.mktemp("architecture") / "m.gguf")
     with GGUFFile.open(path) as file:
         yield file
     path.unlink()
@@ -90,7 +94,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def opened(file: GGUFFile, jit: Jit) -> Iterator[ModelRunner]:
-    """One runner for all tests of an architecture, with the graphs that it has already."""
+    """Share a runner and its graphs among the tests of an architecture."""
     runner = ModelRunner(
         file, load_model(file), [CpuDevice(2, jit=jit)], RunnerOptions(n_cells=1024, n_sequences=3, max_batch=160)
     )
@@ -100,15 +104,16 @@ def opened(file: GGUFFile, jit: Jit) -> Iterator[ModelRunner]:
 
 @pytest.fixture
 def runner(opened: ModelRunner) -> ModelRunner:
-    """With other numbers all over its memory, every second row of them none (0xFF): what was right in another test must
-    not be found there, and what nobody wrote must not be computed with. (Of MiniMax-M3's blocks the best score is
-    found behind the mask, which keeps out numbers only.)
+    """Fill the memory with other numbers and, in every second row, NaN (0xFF).
+
+    Rows of another test must not be found, and rows that were not written must not be used. MiniMax-M3 gets no NaN:
+    it searches the maximum of a block's scores after masking, which does not remove NaN.
     """
     opened.memory.clear()
-    nobodys = 0x3C if isinstance(opened.model, MinimaxM3Model) else 0xFF
+    filler = 0x3C if isinstance(opened.model, MinimaxM3Model) else 0xFF
     for part in opened.memory.parts:
         spans = [RowSpan(tensor, 0, part.n_rows) for tensor in part.tensors]
-        opened.rows.write_rows(spans, [_rows(span.n, span.tensor.nb[1], nobodys) for span in spans])
+        opened.rows.write_rows(spans, [_rows(span.n, span.tensor.nb[1], filler) for span in spans])
     return opened
 
 
@@ -119,16 +124,16 @@ def _rows(n: int, size: int, every_second: int) -> Array:
 
 
 @pytest.mark.slow
-def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
-    """At once, in batches of odd sizes, token by token, from the middle on again."""
-    memory, handle = runner.memory, begin(runner)
+def test_the_same_bits_in_any_batches(runner: ModelRunner) -> None:
+    """Read the text at once, in odd batches, token by token, and again from the middle."""
+    memory, handle = runner.memory, allocate(runner)
     right = read(runner, handle, [N])
     assert np.isfinite(right).all() and right.std() > 0.1
     memory.free(handle)
-    handle = begin(runner)
+    handle = allocate(runner)
     assert read(runner, handle, ODD).tobytes() == right.tobytes()
     memory.free(handle)
-    handle = begin(runner)
+    handle = allocate(runner)
     assert read(runner, handle, SMALL).tobytes() == right.tobytes()
     back = memory.reach(handle, 120)
     assert memory.rewind(handle, back)
@@ -137,43 +142,30 @@ def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_bits_among_others(runner: ModelRunner) -> None:
-    """Three sequences in one batch, in an order of their own."""
-    alone = begin(runner)
+def test_the_same_bits_beside_other_sequences(runner: ModelRunner) -> None:
+    """Read three sequences in one batch."""
+    alone = allocate(runner)
     right = read(runner, alone, [N])
     runner.memory.free(alone)
-    handles = [begin(runner) for _ in range(3)]
+    handles = [allocate(runner) for _ in range(3)]
     for handle, before in zip(handles, ([21, 6], [64, 21], [21]), strict=True):
         read(runner, handle, before)
     for sizes in [(5, 1, 9)] * 2 + [(1, 1, 1)] * 10:
-        spans = [
-            Span(handles[i], handles[i].used, n, before=TOKENS[: handles[i].used].tolist())
-            for i, n in zip((2, 1, 0), sizes, strict=True)
-        ]
-        part = np.concatenate([TOKENS[span.handle.used : span.handle.used + span.n] for span in spans])
-        found = runner.start(part, spans, np.array([sizes[0]], np.int32)).result(60).copy()
-        assert found[0].tobytes() == right[handles[1].used].tobytes()
-        for span in spans:
-            span.handle.used += span.n
+        found = run(
+            runner, [(handles[i], n) for i, n in zip((2, 1, 0), sizes, strict=True)], np.array([sizes[0]], np.int32)
+        )
+        assert found[0].tobytes() == right[handles[1].used - sizes[1]].tobytes()
 
 
-def test_the_same_bits_where_a_beginning_is_shared(runner: ModelRunner) -> None:
-    """Sequences that go on apart from what they begin with; between the two lies what is no number."""
-    memory, first = runner.memory, begin(runner)
+def test_the_same_bits_with_a_shared_prefix(runner: ModelRunner) -> None:
+    """The rows of the sequences are apart from those of the prefix, with NaN between them."""
+    memory, first = runner.memory, allocate(runner)
     memory.mark(first, 100)
     right = read(runner, first, [N])
     forks = [forked for forked in (memory.fork(first, 100, N), memory.fork(first, 100, N)) if forked is not None]
     for sizes in [(3, 9), (1, 1), (20, 1)]:
-        spans = [
-            Span(handle, handle.used, n, before=TOKENS[: handle.used].tolist())
-            for handle, n in zip(forks, sizes, strict=True)
-        ]
-        part = np.concatenate([TOKENS[span.first : span.first + span.n] for span in spans])
-        found = runner.start(part, spans, np.arange(part.size, dtype=np.int32)).result(60).copy()
-        places = [span.first + i for span in spans for i in range(span.n)]
-        assert found.tobytes() == right[places].tobytes()
-        for span in spans:
-            span.handle.used += span.n
+        places = [handle.used + i for handle, n in zip(forks, sizes, strict=True) for i in range(n)]
+        assert run(runner, list(zip(forks, sizes, strict=True))).tobytes() == right[places].tobytes()
     for forked in forks:
         memory.free(forked)
     wall = memory.allocate(64)
@@ -189,8 +181,8 @@ def test_the_same_bits_where_a_beginning_is_shared(runner: ModelRunner) -> None:
 
 @pytest.mark.slow
 def test_the_same_bits_on_two_devices(file: GGUFFile, runner: ModelRunner, jit: Jit) -> None:
-    """Layers on two devices; those that share keys and values with earlier ones on another than these, too."""
-    right = read(runner, begin(runner), [64]).tobytes()
+    """Split the layers in the middle and before the last, which may share an earlier layer's keys and values."""
+    right = read(runner, allocate(runner), [64]).tobytes()
     n = runner.model.hparams.n_layer
     for cut in (n // 2, n - 1):
         placement = Placement((0,) * cut + (1,) * (n - cut), 1)
@@ -198,7 +190,7 @@ def test_the_same_bits_on_two_devices(file: GGUFFile, runner: ModelRunner, jit: 
         divided = ModelRunner(
             file, runner.model, devices, RunnerOptions(n_cells=512, n_sequences=1, max_batch=64), placement
         )
-        assert read(divided, begin(divided), [62, 1, 1]).tobytes() == right
+        assert read(divided, allocate(divided), [62, 1, 1]).tobytes() == right
         divided.close()
 
 

@@ -1,4 +1,4 @@
-"""Every encoder held to the first law: a text's vectors have the same bits whatever shares its batch."""
+"""One numerics for every encoder: the vectors of a text have the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def runner(request: pytest.FixtureRequest, name: str, jit: Jit, tmp_path: Path) 
 
 
 def vectors(runner: ModelRunner, texts: list[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-    """Of all tokens of texts that share a batch."""
+    """Return the vectors of all tokens of texts that share a batch."""
     placed = runner.memory.pack([len(text) for text in texts])
     tokens = np.concatenate(texts)
     rows = runner.submit(Batch(placed.positions, np.arange(len(tokens)), placed.rows, tokens)).result(60).copy()
@@ -63,7 +63,7 @@ def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     text = TEXTS[0].copy()
     before = vectors(runner, [text])[0]
     text[-1] = (text[-1] + 1) % 300
-    causal = name == "t5encoder-v1.1"  # its file does not say otherwise
+    causal = name == "t5encoder-v1.1"  # the default if the file has no key
     assert np.array_equal(before[0], vectors(runner, [text])[0][0]) == causal
 
 

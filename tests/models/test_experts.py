@@ -1,4 +1,4 @@
-"""Mixtures of experts: what files say of them, how tokens choose them, what else is in such a layer."""
+"""Mixtures of experts: hyper-parameters, routing, and the output of a layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hp(**changed: Any) -> Experts:
 
 
 class Run:
-    """Tensors with numbers, and what a part makes of them by the reference."""
+    """Tensors with values, and a part's output for them on the reference device."""
 
     def __init__(self) -> None:
         self.device = ReferenceDevice()
@@ -74,7 +74,7 @@ def sigmoid(x: Array) -> Array:
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("by_logits", [False, True])
-def test_how_experts_are_chosen_and_weighted(gating: Gating, normalized: bool, biased: bool, by_logits: bool) -> None:
+def test_selection_and_weights_of_experts(gating: Gating, normalized: bool, biased: bool, by_logits: bool) -> None:
     run = Run()
     matrix, weights = run.tensor(N, 8, scale=0.5)
     shift, shifts = run.tensor(8)
@@ -114,8 +114,16 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
-def test_what_a_mixture_computes() -> None:
-    """Separate and fused matrices, biases, factors, weights before and behind, a shared expert behind a gate."""
+def swiglu(gate: Array, up: Array) -> Array:
+    return silu(gate) * up
+
+
+def swiglu_oai(gate: Array, up: Array) -> Array:
+    return np.minimum(gate, 7) * sigmoid(1.702 * np.minimum(gate, 7)) * (np.clip(up, -7, 7) + 1)
+
+
+def test_the_output_of_a_mixture() -> None:
+    """Separate and fused matrices, biases, scales, weighted inputs and outputs, and a gated shared expert."""
     run = Run()
     gate, gates = run.tensor(N, N_FF, 8, scale=0.3)
     up, ups = run.tensor(N, N_FF, 8, scale=0.3)
@@ -144,27 +152,16 @@ def test_what_a_mixture_computes() -> None:
     chosen, weighted = router(run.step, 0, run.x)
     run.step.graph.expand(weighted)
     fused = plain._replace(gate=ExpertLinear(both), up=None)
+    fixed = {"bias": none, "factor": ones}
     parts = [
-        (plain, {"bias": none, "factor": ones}, lambda a, b: silu(a) * b),
-        (fused, {"bias": none, "factor": ones}, lambda a, b: silu(a) * b),
-        (plain._replace(up=ExpertLinear(up, bias)), {"bias": biases, "factor": ones}, lambda a, b: silu(a) * b),
-        (
-            plain._replace(down=ExpertLinear(down, scale=factor)),
-            {"bias": none, "factor": factors},
-            lambda a, b: silu(a) * b,
-        ),
-        (plain._replace(activation=GluOp.REGLU), {"bias": none, "factor": ones}, lambda a, b: np.maximum(a, 0) * b),
-        (
-            plain._replace(activation=GluOp.SWIGLU_OAI),
-            {"bias": none, "factor": ones},
-            lambda a, b: np.minimum(a, 7) * sigmoid(1.702 * np.minimum(a, 7)) * (np.clip(b, -7, 7) + 1),
-        ),
-        (
-            plain._replace(gate=None, activation=UnaryOp.RELU, squared=True),
-            {"bias": none, "factor": ones},
-            lambda a, b: np.maximum(b, 0) ** 2,
-        ),
-        (plain._replace(weigh_input=True), {"bias": none, "factor": ones, "before": True}, lambda a, b: silu(a) * b),
+        (plain, fixed, swiglu),
+        (fused, fixed, swiglu),
+        (plain._replace(up=ExpertLinear(up, bias)), {**fixed, "bias": biases}, swiglu),
+        (plain._replace(down=ExpertLinear(down, scale=factor)), {**fixed, "factor": factors}, swiglu),
+        (plain._replace(activation=GluOp.REGLU), fixed, lambda a, b: np.maximum(a, 0) * b),
+        (plain._replace(activation=GluOp.SWIGLU_OAI), fixed, swiglu_oai),
+        (plain._replace(gate=None, activation=UnaryOp.RELU, squared=True), fixed, lambda a, b: np.maximum(b, 0) ** 2),
+        (plain._replace(weigh_input=True), {**fixed, "before": True}, swiglu),
     ]
     results = [mixture(run.step, i, run.x) for i, (mixture, _, _) in enumerate(parts)]
     gated = GatedFeedForward(*(Linear(tensor) for tensor, _ in shared), GluOp.SWIGLU)
@@ -186,7 +183,7 @@ def test_what_a_mixture_computes() -> None:
     np.testing.assert_allclose(run.device.get(with_shared)[0, 0] - first, behind, rtol=1e-4, atol=1e-5)
 
 
-# --- what files say ---------------------------------------------------------------------------------------------------
+# --- hyper-parameters -------------------------------------------------------------------------------------------------
 
 
 def keys(**values: Any) -> Keys:
@@ -194,7 +191,7 @@ def keys(**values: Any) -> Keys:
     return Keys(Metadata({"general.architecture": "some", **{f"some.{key}": value for key, value in given.items()}}))
 
 
-def test_what_is_read() -> None:
+def test_hparams_of_experts() -> None:
     given = {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
     assert read_experts(keys(**given), 99) == hp(n_used=2, n_ff=99)
     told = read_experts(keys(**given, expert_feed_forward_length=7), 99, from_file=True)
@@ -221,12 +218,12 @@ def test_what_is_read() -> None:
         ({"expert_gating_func": 9}, UnsupportedModel, "'some.expert_gating_func' is 9; supported are 1 .softmax., 2"),
     ],
 )
-def test_impossible_mixtures_are_refused(values: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_invalid_sizes_of_experts_are_rejected(values: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         read_experts(keys(**values), 99, from_file=True)
 
 
-def test_experts_have_roles_of_their_own(tmp_path: Path) -> None:
+def test_roles_of_experts_have_their_number(tmp_path: Path) -> None:
     with GGUFFile.open(make(TINY["qwen2moe"], tmp_path / "m.gguf")) as file:
         roles = load_model(file).roles
     for name, (role, *_) in roles.items():

@@ -1,4 +1,4 @@
-"""Every hyper-parameter with values no model has: it loads or is refused by name; nothing else, and no memory."""
+"""Extreme values of every hyper-parameter: the model loads or a named error is raised, without using much memory."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GGUFFi
 
 @pytest.fixture(autouse=True)
 def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Gemma 3n twenty have keys and values of their own, which costs as much time as all other architectures."""
+    """Reduce the twenty layers of Gemma 3n with own keys and values, which take as long as all other architectures."""
     monkeypatch.setattr(gemma3n_module, "_OWN_LAYERS", FEW_LAYERS - 2)
 
 
 @pytest.fixture(autouse=True)
 def no_more_memory() -> Iterator[None]:
-    """A size that is believed ends in a MemoryError, not in all of the machine's memory."""
+    """Limit the address space: an unchecked size raises MemoryError instead of using all memory."""
     if sys.platform != "linux":
         yield
         return
@@ -91,11 +91,10 @@ def no_more_memory() -> Iterator[None]:
 
 
 def kind(value: Any, name: str = "") -> Any:
-    """What of a hyper-parameter decides which graph is built, and how it is compiled.
+    """Return the properties of a hyper-parameter that determine the graph and its machine code.
 
-    Machine code takes floats as arguments: what may be asked of them is whether they are 0, 1, negative, or a number
-    that f32 has. Lengths of contexts are compared with the cells of a graph (256) and have to fit into an operation's
-    int32. Everything else counts as it is.
+    Floats are arguments of machine code; only 0, 1, the sign and the range of float32 matter. Context lengths are
+    compared with a graph's cells (256) and must fit an int32. Other values are returned unchanged.
     """
     if isinstance(value, float):
         return value == 0, value == 1, value < 0, abs(value) < 3.4e38
@@ -107,7 +106,7 @@ def kind(value: Any, name: str = "") -> Any:
 
 
 def compile_(file: GGUFFile, seen: set[Any]) -> None:
-    """All that happens at load, and up to machine code once for hyper-parameters of the same kind."""
+    """Load the model and, once per kind of hyper-parameters, compile a graph."""
     model = load_model(file)
     if (found := kind(model.hparams)) in seen:
         return
@@ -120,13 +119,13 @@ def compile_(file: GGUFFile, seen: set[Any]) -> None:
     Compiler(graph, PORTABLE, 1).compile()
 
 
-def test_every_architecture_is_here() -> None:
+def test_every_architecture_has_a_maker() -> None:
     assert MAKERS.keys() == ARCHITECTURES.keys()
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, None]:
-    """The keys that models ask for, as they come."""
+    """Return the keys that models read, in order."""
     found: dict[str, None] = {}
     real = Keys.name
 
@@ -140,7 +139,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, None]:
 
 
 def as_they_come(read: dict[str, None]) -> Iterator[str]:
-    """All of them, also those that are asked for because of others' values."""
+    """Yield all keys, including those read only because of another key's value."""
     tried: set[str] = set()
     while left := [key for key in read if key not in tried]:
         tried.update(left)
@@ -154,7 +153,7 @@ def test_hyper_parameters(files: dict[str, GGUFFile], read: dict[str, None], nam
     seen: set[Any] = set()
     compile_(file, seen)
     good = file.metadata
-    # With YaRN all of the rope's values count.
+    # Only YaRN uses all rope keys.
     yarn = {f"{name}.rope.scaling.type": "yarn", f"{name}.rope.scaling.factor": 4.0}
     try:
         for key in as_they_come(read):
@@ -170,7 +169,7 @@ def test_hyper_parameters(files: dict[str, GGUFFile], read: dict[str, None], nam
                         pytest.fail(f"{full} = {value!r}: {type(error).__name__}: {error}")
     finally:
         file.metadata = good
-    assert len(seen) > 10  # the possible ones among them were built
+    assert len(seen) > 10  # graphs were compiled for the valid values
 
 
 @pytest.mark.slow
@@ -192,11 +191,11 @@ def test_the_vocabulary(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> None:
+def test_the_alpha_of_an_adapter(files: dict[str, GGUFFile], tmp_path: Path) -> None:
     model = load_model(files["llama"])
     for i, value in enumerate(NUMBERS):
         if abs(value) == 1e300:
-            continue  # no float32
+            continue  # exceeds float32
         path = make_adapter(tmp_path / f"{i}.gguf", files["llama"].path, alpha=value)
         try:
             adapters = load_adapters(model, [path])
@@ -209,7 +208,7 @@ def test_an_adapters_strength(files: dict[str, GGUFFile], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_wishes_for_positions(files: dict[str, GGUFFile]) -> None:
+def test_rope_options(files: dict[str, GGUFFile]) -> None:
     possible = 0
     for field in fields(RopeOptions):
         values = {"scaling": (), "n_ctx_orig": INTS}.get(field.name, (*INTS, *NUMBERS))
@@ -238,7 +237,7 @@ def test_wishes_for_positions(files: dict[str, GGUFFile]) -> None:
         ("attention.head_count", V.INT64, -(2**63)),
     ],
 )
-def test_through_to_loading_a_file(tmp_path: Path, key: str, type: V, value: Any) -> None:
+def test_errors_of_loaded_files_name_the_key(tmp_path: Path, key: str, type: V, value: Any) -> None:
     def change(writer: gguf.GGUFWriter) -> None:
         for values in writer.kv_data:
             values.pop(f"llama.{key}", None)
@@ -249,7 +248,7 @@ def test_through_to_loading_a_file(tmp_path: Path, key: str, type: V, value: Any
         LoadedModel.load(path, EngineOptions(n_ctx=64))
 
 
-def test_a_context_that_no_machine_has_memory_for(tmp_path: Path) -> None:
+def test_a_context_beyond_all_memory_is_rejected(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "model.gguf", n_ctx=2**31 - 1)
     with pytest.raises(LlamadoError, match="memory"):
         LoadedModel.load(path)

@@ -20,7 +20,7 @@ ADVICE = "see 'An architecture' in CONTRIBUTING.md"
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("text", KEYS)
-def test_numbers_are_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
+def test_rows_equal_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
     assert text in GOLDEN, f"no golden rows of {text}: {ADVICE}"
     ours, theirs = golden.rows(KEYS[text], tmp_path), GOLDEN[text]
     assert ours.keys() == theirs.keys()
@@ -34,7 +34,7 @@ def test_numbers_are_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
 
 
 def _tolerances(output: Output, expected: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and greatest difference, as tests/interop allows: llama.cpp rounds to float16 here and there."""
+    """Return the allowed mean and maximum difference, as in tests/interop: llama.cpp rounds some values to float16."""
     if output is Output.LOGITS:
         return 0.01, 0.05
     if output is Output.SCORES:

@@ -1,4 +1,4 @@
-"""Keys and values turned before they are quantized: which, and that nothing else changes."""
+"""Hadamard rotation of keys and values before quantization."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def jit() -> Jit:
 
 
 @pytest.mark.parametrize("n", [64, 128, 256])
-def test_the_matrix(n: int) -> None:
-    """Sylvester's: the sign is the parity of the bits that both numbers have."""
+def test_the_hadamard_matrix(n: int) -> None:
+    """Sylvester's construction: the sign is the parity of the common bits of row and column."""
     signs = [[(-1) ** (i & j).bit_count() for j in range(n)] for i in range(n)]
     found = hadamard(n).view(np.float32).reshape(n, n)
     assert np.array_equal(found, np.array(signs, np.float32) * (np.float32(1) / np.sqrt(np.float32(n))))
@@ -53,26 +53,25 @@ def test_the_matrix(n: int) -> None:
         (T.BF16, {128}, 0, 0),
     ],
 )
-def test_what_is_turned(type: T, heads: set[int], k: int, v: int) -> None:
+def test_sizes_of_rotations(type: T, heads: set[int], k: int, v: int) -> None:
     assert (key_rotation(type, heads), value_rotation(type, heads)) == (k, v)
 
 
-def test_layers_with_windows_and_those_without_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("types", "rotated", "expected"),
+    [
+        ((T.Q4_0, T.Q8_0), True, [(128, 64), (256, 64), (0, 0)]),
+        ((T.Q4_0, T.F16), True, [(128, 0), (256, 0), (0, 0)]),
+        ((T.Q4_0, T.F16), False, [(0, 0)] * 3),
+        ((T.F16, T.F16), False, [(0, 0)] * 3),
+    ],
+)
+def test_rotations_of_layers(types: tuple[T, T], rotated: bool, expected: list[tuple[int, int]]) -> None:
+    """Layers with and without a window have their own size; latent rows are never rotated."""
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256), Latent(64)]
-    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.Q8_0))
-    assert [memory[layer].rotations for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
-    other = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16))
-    assert [other[layer].rotations for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
-
-
-def test_turning_can_be_left_out() -> None:
-    layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
-    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16, rotated=False))
-    assert memory.unrotated and [memory[layer].rotations for layer in range(2)] == [(0, 0), (0, 0)]
-    assert (
-        not Memory(layers, MemoryOptions(n_cells=1024, rotated=False)).unrotated
-        and not Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0)).unrotated
-    )
+    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=types[0], type_v=types[1], rotated=rotated))
+    assert [memory[layer].rotations for layer in range(3)] == expected
+    assert memory.unrotated == (not rotated and T.Q4_0 in types)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("heads") / "m.gguf", n_embd=128, n_head=2, n_head_kv=1)
 
 
-def test_queries_keys_values_and_what_comes_out_are_turned(path: Path) -> None:
+def test_queries_keys_values_and_output_are_rotated(path: Path) -> None:
     model = ReferenceModel(path).model
     for types, expected in (
         ((T.Q8_0, T.Q4_0), 4),
@@ -91,12 +90,12 @@ def test_queries_keys_values_and_what_comes_out_are_turned(path: Path) -> None:
         graph = model.build(
             BatchShape(3, 3, 256), model.memory(MemoryOptions(n_cells=256, type_k=types[0], type_v=types[1]))
         )
-        turned = [n.src[0] for n in graph.nodes if n.op is Op.MUL_MAT and n.op_params[4] == MatrixHint.HADAMARD]
-        assert turned == [graph.inputs.get("hadamard_64")] * (expected * model.hparams.n_layer)
+        rotated = [n.src[0] for n in graph.nodes if n.op is Op.MUL_MAT and n.op_params[4] == MatrixHint.HADAMARD]
+        assert rotated == [graph.inputs.get("hadamard_64")] * (expected * model.hparams.n_layer)
 
 
 @pytest.mark.parametrize("types", [(T.Q8_0, T.Q8_0), (T.Q8_0, T.F32), (T.F32, T.Q8_0)], ids=str)
-def test_turning_changes_nothing_but_what_is_lost(path: Path, types: tuple[T, T]) -> None:
+def test_rotation_only_changes_rounding(path: Path, types: tuple[T, T]) -> None:
     tokens = TOKENS[:30].tolist()
     right = ReferenceModel(path, type_k=T.F32, type_v=T.F32).logits(tokens)
     found = ReferenceModel(path, type_k=types[0], type_v=types[1]).logits(tokens)
@@ -105,7 +104,7 @@ def test_turning_changes_nothing_but_what_is_lost(path: Path, types: tuple[T, T]
 
 @pytest.mark.full
 @pytest.mark.parametrize("types", [(T.Q4_0, T.Q4_1), (T.IQ4_NL, T.IQ4_NL), (T.Q5_0, T.Q5_1), (T.Q8_0, T.Q4_0)], ids=str)
-def test_the_same_bits_in_any_batches(path: Path, jit: Jit, types: tuple[T, T]) -> None:
+def test_rotated_caches_give_the_same_bits_in_any_batch(path: Path, jit: Jit, types: tuple[T, T]) -> None:
     with GGUFFile.open(path) as file:
         answers = []
         for sizes in ([150], [64, 1, 37, 48], [1] * 150):

@@ -1,4 +1,4 @@
-"""What graphs are fed with: each input against numpy, and filled up where a batch is smaller than the graph."""
+"""Graph inputs: contents compared with numpy, including the padding of smaller batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batch(**changes: Any) -> Batch:
 
 
 def filled(input: Input, given: Batch) -> Array:
-    """What lies in the tensor, slowest dimension first."""
+    """Return the tensor's contents, slowest dimension first."""
     return input.fill(given).view(TYPES[input.type]).reshape(input.ne[::-1])
 
 
@@ -68,75 +68,55 @@ def test_embeddings() -> None:
     np.testing.assert_array_equal(found, np.concatenate([rows, np.zeros((3, 6), np.float32)]))
 
 
-def test_positions_of_one_section() -> None:
-    np.testing.assert_array_equal(filled(Positions(8), batch()), [4, 5, 6, 0, 1, 0, 0, 0])
-
-
-def test_positions_of_text_in_four_sections() -> None:
-    found = filled(Positions(8, 4), batch()).reshape(4, 8)
-    text = [4, 5, 6, 0, 1, 0, 0, 0]
-    np.testing.assert_array_equal(found, [text, text, text, [0] * 8])
-
-
-def test_positions_of_four_sections() -> None:
-    given = np.arange(20, dtype=np.int32).reshape(4, 5)
+def test_positions() -> None:
+    text, given = [4, 5, 6, 0, 1, 0, 0, 0], np.arange(20, dtype=np.int32).reshape(4, 5)
+    assert filled(Positions(8), batch()).tolist() == text
+    assert filled(Positions(8, 4), batch()).reshape(4, 8).tolist() == [text, text, text, [0] * 8]
     found = filled(Positions(8, 4), batch(positions=given)).reshape(4, 8)
-    np.testing.assert_array_equal(found[:, :5], given)
-    np.testing.assert_array_equal(found[:, 5:], 0)
+    np.testing.assert_array_equal(found, np.pad(given, ((0, 0), (0, 3))))
 
 
-def test_rows_that_are_written() -> None:
+def test_written_rows() -> None:
     assert filled(RowsWritten("cells", 8), batch()).tolist() == [68, 69, 70, 7, 8, SPARE, SPARE, SPARE]
     assert filled(RowsWritten("cells_1", 6, part=1), batch()).tolist() == [9, 3, 3, 2, 8, 11]
 
 
-def test_rows_of_states() -> None:
+def test_state_rows() -> None:
     assert filled(StateRows("states", 7, part=1), batch()).tolist() == [9, 9, 3, 2, 2, 11, 11]
 
 
-def seen(sees: Callable[[int, int], bool], n_kv: int) -> Array:
-    """A mask of five tokens, and three that see nothing, by what token i sees of row j."""
+def expected_mask(sees: Callable[[int, int], bool], n_kv: int) -> Array:
+    """Return the mask of five tokens and three of padding; `sees(i, j)`: token i sees row j."""
     return np.array([[0.0 if i < 5 and sees(i, j) else -np.inf for j in range(n_kv)] for i in range(8)], np.float16)
 
 
-def test_a_mask_of_what_came_before() -> None:
-    found = filled(Mask("mask", 256, 8), batch())
-    np.testing.assert_array_equal(found, seen(lambda i, j: FIRST[i] <= j <= FIRST[i] + POSITIONS[i], 256))
-
-
-@pytest.mark.parametrize("window", [1, 3, 6, 100])
-def test_a_mask_of_a_window(window: int) -> None:
-    found = filled(Mask("mask_swa", 256, 8, view=WindowView(window)), batch())
-    right = seen(lambda i, j: FIRST[i] <= j and 0 <= FIRST[i] + POSITIONS[i] - j < window, 256)
+@pytest.mark.parametrize("window", [0, 1, 3, 6, 100])
+def test_causal_mask(window: int) -> None:
+    found = filled(Mask("mask", 256, 8, view=WindowView(window)), batch())
+    reach = window or 256
+    right = expected_mask(lambda i, j: FIRST[i] <= j and 0 <= FIRST[i] + POSITIONS[i] - j < reach, 256)
     np.testing.assert_array_equal(found, right)
 
 
-def test_a_mask_of_whole_texts() -> None:
+def test_bidirectional_mask_of_another_part_of_the_memory() -> None:
     last = np.array([70, 70, 70, 8, 8], np.int64)
-    rows = MemoryRows(ROWS.written, FIRST, last, SPARE)
-    found = filled(Mask("mask", 256, 8), batch(memory=(rows,)))
-    np.testing.assert_array_equal(found, seen(lambda i, j: FIRST[i] <= j <= last[i], 256))
-
-
-def test_a_mask_for_another_part_of_the_memory() -> None:
-    part = MemoryRows(FIRST - 5 + POSITIONS, FIRST - 5, FIRST - 5 + POSITIONS, SPARE)
-    found = filled(Mask("mask_1", 128, 8, part=1), batch(memory=(ROWS, part)))
-    np.testing.assert_array_equal(found, seen(lambda i, j: 0 <= j - FIRST[i] + 5 <= POSITIONS[i], 128))
+    found = filled(Mask("mask", 256, 8, part=1), batch(memory=(STATES, MemoryRows(ROWS.written, FIRST, last, SPARE))))
+    np.testing.assert_array_equal(found, expected_mask(lambda i, j: FIRST[i] <= j <= last[i], 256))
 
 
 def test_output_rows() -> None:
     assert filled(OutputRows(4), batch()).tolist() == [2, 4, 0, 0]
 
 
-def test_a_batch_of_the_wrong_kind() -> None:
+def test_batches_without_the_needed_field_are_rejected() -> None:
     with pytest.raises(ValueError, match="takes tokens"):
         TokenIds(8).fill(batch(tokens=None))
     with pytest.raises(ValueError, match="takes embeddings"):
         Embeddings(6, 8).fill(batch())
 
 
-def test_what_was_filled_does_not_change_with_the_batch() -> None:
-    """A batch may still be on its way to a device when its arrays are used for the next one."""
+def test_filled_bytes_are_independent_of_the_batch() -> None:
+    """A device may still read the bytes while the batch's arrays are changed for the next batch."""
     inputs: list[Input] = [
         TokenIds(5),
         Positions(5),
@@ -164,7 +144,7 @@ def test_what_was_filled_does_not_change_with_the_batch() -> None:
 
 
 def some_rows(random: np.random.Generator, n: int) -> tuple[Array, MemoryRows]:
-    """Positions and rows of `n` tokens; those of a sequence lie together, few of them see much."""
+    """Return random positions and rows of `n` tokens, each of a sequence in contiguous rows."""
     first = random.integers(0, 40, n) * random.integers(0, 3, n)
     positions = random.integers(0, 60, n).astype(np.int32)
     return positions, MemoryRows(first + positions, first, first + positions, SPARE)
@@ -173,14 +153,14 @@ def some_rows(random: np.random.Generator, n: int) -> tuple[Array, MemoryRows]:
 @pytest.mark.parametrize(
     "kind", [{}, {"view": WindowView(7)}, {"view": WindowView(8, symmetric=True)}, {"distances": True}], ids=str
 )
-def test_a_mask_that_is_renewed_is_the_mask(kind: dict[str, Any]) -> None:
-    """Whatever lay there before: of fewer tokens or more, of another size, of sequences that went on or are others."""
+def test_a_renewed_mask_equals_a_filled_one(kind: dict[str, Any]) -> None:
+    """The old contents may be of another number of tokens, another size, or other sequences."""
     random = np.random.default_rng(5)
     memory, held = np.full(2 * 256 * 8, 7, np.uint8), None
     positions, rows = some_rows(random, 4)
     for step in range(120):
         n = random.integers(1, 9) if step % 3 else len(positions)
-        if n == len(positions) and step % 7:  # a token later
+        if n == len(positions) and step % 7:  # each sequence has one more token
             positions = positions + np.int32(1)
             rows = MemoryRows(rows.written + 1, rows.first, rows.last + 1, SPARE)
         else:
@@ -191,15 +171,15 @@ def test_a_mask_that_is_renewed_is_the_mask(kind: dict[str, Any]) -> None:
         assert memory[:size].tobytes() == input.fill(given).tobytes()
 
 
-def test_of_a_mask_that_goes_on_little_is_written() -> None:
-    """What nobody changed is left alone: 64 sequences of many cells each get one more."""
+def test_renewing_a_mask_writes_only_the_changed_cells() -> None:
+    """64 sequences with many cells each get one more."""
     first = np.arange(64, dtype=np.int64) * 2048
     memory, held = np.zeros(2 * (1 << 17) * 64, np.uint8), None
     for n in (1000, 1001):
         rows = MemoryRows(first + n, first, first + n, SPARE)
         given = batch(positions=np.full(64, n, np.int32), memory=(rows,))
         held = Mask("mask", 1 << 17, 64).renew(given, memory, held)
-        memory[-2:] = 9  # a cell that nobody sees, before and after
+        memory[-2:] = 9  # a cell that no token sees in either batch
     assert memory[-2:].tolist() == [9, 9]
     memory[-2:] = Mask("mask", 1 << 17, 64).fill(given)[-2:]
     assert memory.tobytes() == Mask("mask", 1 << 17, 64).fill(given).tobytes()
@@ -207,7 +187,7 @@ def test_of_a_mask_that_goes_on_little_is_written() -> None:
 
 @pytest.mark.parametrize("embeddings", [False, True])
 @pytest.mark.parametrize("make", [make_llama, make_gemma3, make_bert])
-def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[..., Path], embeddings: bool) -> None:
+def test_every_graph_input_has_a_feed(tmp_path: Path, make: Callable[..., Path], embeddings: bool) -> None:
     with GGUFFile.open(make(tmp_path / "m.gguf")) as file:
         model = load_model(file)
     shape = BatchShape(8, 2, 256, Output.HIDDEN, embeddings=embeddings)
@@ -219,16 +199,16 @@ def test_a_graph_knows_what_fills_its_inputs(tmp_path: Path, make: Callable[...,
         assert feed.fill(given).nbytes == graph.inputs[feed.name].nbytes
 
 
-def test_a_mask_of_chunks() -> None:
-    """Places 4, 5 and 6 in chunks of 5 tokens: the last two are in another chunk than the first."""
+def test_chunked_mask() -> None:
+    """Positions 4, 5 and 6 in chunks of 5 tokens: the last two are in another chunk than the first."""
     found = filled(Mask("mask_swa", 80, 8, view=WindowView(5, chunked=True)), batch())
     sees = np.zeros((8, 80), bool)
     sees[0, 64:69] = sees[1, 69:70] = sees[2, 69:71] = sees[3, 7:8] = sees[4, 7:9] = True
     np.testing.assert_array_equal(found, np.where(sees, 0, -np.inf))
 
 
-def test_a_mask_of_distances() -> None:
-    """Everyone sees the whole of its sequence, what is behind it too, and how far it is."""
+def test_mask_of_distances() -> None:
+    """Each token sees its whole sequence, including later tokens."""
     rows = MemoryRows(ROWS.written, FIRST, np.array([66, 66, 66, 8, 8]) + 4 * (FIRST == 64), SPARE)
     found = filled(Mask("mask", 80, 6, distances=True), batch(memory=(rows,)))
     for i, (own, first, last) in enumerate(zip(rows.written, rows.first, rows.last, strict=True)):
@@ -238,7 +218,7 @@ def test_a_mask_of_distances() -> None:
     assert np.isneginf(found[5]).all()
 
 
-def test_temperatures() -> None:
+def test_attention_temperatures() -> None:
     given = batch(positions=np.array([0, 8190, 8191, 8192, 100000], np.int32))
     found = filled(AttentionTemperature(6, 0.1, 8192, 1.0), given).reshape(-1)
     np.testing.assert_allclose(found, [1, 1, 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(13), 0], 1e-6)
@@ -246,8 +226,8 @@ def test_temperatures() -> None:
     np.testing.assert_allclose(plain[:4], [1, 1, 1, 1 + 0.1 * np.log(2)], 1e-6)
 
 
-def test_llama4_has_temperatures_in_layers_without_positions(tmp_path: Path) -> None:
-    """They are 1 in the first 8191 places, which golden rows do not reach beyond."""
+def test_llama4_scales_queries_in_layers_without_rope(tmp_path: Path) -> None:
+    """The factors are 1 up to position 8190, beyond the golden rows."""
     with GGUFFile.open(make(TINY["llama4"], tmp_path / "m.gguf")) as file:
         model = load_model(file)
         graph = model.build(BatchShape(4, 1, 256), model.memory(MemoryOptions(n_cells=256)))
@@ -257,24 +237,26 @@ def test_llama4_has_temperatures_in_layers_without_positions(tmp_path: Path) -> 
     np.testing.assert_allclose(found, 1 + 0.1 * np.log([1, 2, 2, 3]), 1e-6)
 
 
-def _apart() -> tuple[Batch, Batch, Array]:
-    """Two tokens of a sequence of 100 and three of one of 70 that lie together, from rows 128 and 0 on; the same where
-    the first 64 and 32 tokens lie elsewhere; and where the rows of the first batch are in the second.
+def _contiguous_and_split() -> tuple[Batch, Batch, Array]:
+    """Return a batch of contiguous sequences, the same with their prefixes elsewhere, and the new row of each row.
+
+    The batch has two tokens of a sequence of 100 at row 128, and three of a sequence of 70 at row 0; the prefixes are
+    their first 64 and 32 tokens.
     """
     places = np.array([98, 99, 67, 68, 69], np.int32)
     first = np.array([128, 128, 0, 0, 0], np.int64)
-    together = MemoryRows(first + places, first, first + places, SPARE)
+    contiguous = MemoryRows(first + places, first, first + places, SPARE)
     moved = np.arange(256)
     moved[128:160], moved[160:192], moved[192:256] = range(32, 64), range(96, 128), range(320, 384)
     moved[0:32], moved[32:96] = range(32), range(192, 256)
     own = np.array([320, 320, 192, 192, 192], np.int64)
-    written = moved[together.written]
+    written = moved[contiguous.written]
     prefixes = (PrefixRows(0, 2, (RowRange(32, 32), RowRange(96, 32))), PrefixRows(2, 5, (RowRange(0, 32),)))
-    apart = MemoryRows(written, own, written, SPARE, prefixes)
+    split = MemoryRows(written, own, written, SPARE, prefixes)
     tokens = np.zeros(5, np.int32)
     return (
-        batch(positions=places, memory=(together,), tokens=tokens),
-        batch(positions=places, memory=(apart,), tokens=tokens),
+        batch(positions=places, memory=(contiguous,), tokens=tokens),
+        batch(positions=places, memory=(split,), tokens=tokens),
         moved,
     )
 
@@ -294,40 +276,40 @@ def _apart() -> tuple[Batch, Batch, Array]:
     ],
     ids=str,
 )
-def test_a_mask_of_sequences_that_lie_in_several_places(kind: dict[str, Any]) -> None:
-    together, apart, moved = _apart()
+def test_mask_of_sequences_in_several_row_ranges(kind: dict[str, Any]) -> None:
+    contiguous, split, moved = _contiguous_and_split()
     right = np.full((8, 512), -np.inf, np.float16)
-    plain = filled(Mask("mask", 256, 8, **kind), together)
+    plain = filled(Mask("mask", 256, 8, **kind), contiguous)
     for token, row in enumerate(plain):
         (columns,) = np.nonzero(row > -np.inf)
         right[token, moved[columns]] = row[columns]
-    np.testing.assert_array_equal(filled(Mask("mask", 512, 8, **kind), apart), right)
+    np.testing.assert_array_equal(filled(Mask("mask", 512, 8, **kind), split), right)
 
 
-def test_buckets_of_sequences_that_lie_in_several_places() -> None:
-    together, apart, moved = _apart()
-    plain = filled(RelativeBuckets(256, 8, 32), together).reshape(8, 256)
-    found = filled(RelativeBuckets(512, 8, 32), apart).reshape(8, 512)
-    for token, row in enumerate(filled(Mask("mask", 256, 8), together)[:5]):
+def test_buckets_of_sequences_in_several_row_ranges() -> None:
+    contiguous, split, moved = _contiguous_and_split()
+    plain = filled(RelativeBuckets(256, 8, 32), contiguous).reshape(8, 256)
+    found = filled(RelativeBuckets(512, 8, 32), split).reshape(8, 512)
+    for token, row in enumerate(filled(Mask("mask", 256, 8), contiguous)[:5]):
         (columns,) = np.nonzero(row > -np.inf)
         np.testing.assert_array_equal(found[token, moved[columns]], plain[token, columns])
 
 
-def test_runs_of_sequences_that_lie_in_several_places() -> None:
-    together, apart, moved = _apart()
+def test_runs_of_sequences_in_several_row_ranges() -> None:
+    contiguous, split, moved = _contiguous_and_split()
     for own in (False, True):
-        plain = filled(RunMask(256, 5, 4, 0, own=own), together)
+        plain = filled(RunMask(256, 5, 4, 0, own=own), contiguous)
         right = np.zeros((5, 128), np.float32)
         for token, run in zip(*np.nonzero(plain), strict=True):
             right[token, moved[4 * run] // 4] = 1
-        np.testing.assert_array_equal(filled(RunMask(512, 5, 4, 0, own=own), apart), right)
-    one = [Batch(b.positions[:2], b.outputs[:0], (rows(b, 2),), b.positions[:2], n_seqs=1) for b in (together, apart)]
+        np.testing.assert_array_equal(filled(RunMask(512, 5, 4, 0, own=own), split), right)
+    one = [Batch(b.positions[:2], b.outputs[:0], (rows(b, 2),), b.positions[:2], n_seqs=1) for b in (contiguous, split)]
     plain, found = (filled(RunPositions(2, 1, 4, 0), b) for b in one)
     assert plain.tolist() == found.tolist() == [96, 96]
 
 
 def rows(given: Batch, n: int) -> MemoryRows:
-    """Those of the first `n` tokens."""
+    """Return the rows of the first `n` tokens."""
     all_ = given.memory[0]
     kept = tuple(prefix for prefix in all_.prefixes if prefix.start < n)
     return MemoryRows(all_.written[:n], all_.first[:n], all_.last[:n], SPARE, kept)

@@ -1,4 +1,4 @@
-"""The pool never lets two runs overlap, never loses a token, and holds once what is shared, whatever is asked of it."""
+"""KV pool: runs never overlap, no token is lost, and shared cells exist once."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ class Cells:
         self.memory[dst : dst + n] = self.memory[src : src + n].copy()
         self.copied += n
 
+    def allocate(self, need: int, want: int = 0) -> Run:
+        run = self.pool.allocate(need, want)
+        assert run is not None
+        self.content[run] = []
+        return run
+
+    def free(self, run: Run) -> None:
+        self.pool.free(run)
+        del self.content[run]
+
     def write(self, run: Run, n: int) -> None:
         for _ in range(n):
             self.memory[run.start + run.n_own] = self.next
@@ -40,7 +50,7 @@ class Cells:
             self.next += 1
 
     def fork(self, run: Run, n: int, need: int, want: int = 0) -> Run | None:
-        """With what is not shared copied."""
+        """Fork, and copy the cells that are not shared."""
         new = self.pool.fork(run, n, need, want)
         if new is not None:
             assert new.first % BLOCK == 0 <= n - new.first
@@ -80,14 +90,13 @@ class Cells:
             row_ranges = run.row_ranges()
             assert sum(n for _, n in row_ranges) == run.limit
             assert all(a.row + a.n < b.row for a, b in itertools.pairwise(row_ranges))
-        assert pool.free_cells == pool.n_cells - sum(run.capacity for run in runs)
         held = [row for run in own for start, n in run.rows(0, run.used) for row in range(start, start + n)]
         _, times = np.unique(held, return_counts=True)
         assert pool.n_used == times.size and pool.n_shared == np.sum(times > 1)
 
 
 def least(run: Run) -> int:
-    """Cells that the pool cannot take from a run."""
+    """Return the number of cells that the pool cannot take from a run."""
     return -(-(max(run.used, run.need, run.first + 1) - run.first) // BLOCK) * BLOCK
 
 
@@ -109,8 +118,7 @@ def act(cells: Cells, action: int, a: int, b: int) -> None:
             assert run.capacity >= a
             cells.content[run] = []
     elif action == 1:
-        pool.free(run)
-        del cells.content[run]
+        cells.free(run)
     elif action == 2:
         fits = held - least(run) + whole(b - run.first) <= pool.n_cells
         assert pool.grow(run, b, b + a) == (fits or b <= run.limit)
@@ -133,15 +141,15 @@ def act(cells: Cells, action: int, a: int, b: int) -> None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 12), st.lists(ACTIONS, max_size=60))
-def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None:
+def test_any_sequence_of_pool_operations(n_blocks: int, history: list[tuple[int, int, int]]) -> None:
     cells = Cells(n_blocks)
     for action, a, b in history:
         act(cells, action, a, b)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_long_history(seed: int) -> None:
-    """Of sequences that fill the pool, and fork and end and go back."""
+def test_long_sequences_of_pool_operations(seed: int) -> None:
+    """Sequences fill the pool, fork, end and are rewound."""
     rng = random.Random(seed)
     cells = Cells(rng.randint(3, 14))
     for _ in range(150):
@@ -149,11 +157,9 @@ def test_a_long_history(seed: int) -> None:
         act(cells, action, rng.randrange(60), rng.randrange(400))
 
 
-def test_sixty_four_that_begin_alike_hold_that_once() -> None:
+def test_sixty_four_sequences_share_one_prefix() -> None:
     cells = Cells(80)
-    first = cells.pool.allocate(2000, 2100)
-    assert first is not None
-    cells.content[first] = []
+    first = cells.allocate(2000, 2100)
     cells.write(first, 2000)
     others = [cells.fork(first, 2000, 2050, 2080) for _ in range(63)]
     assert all(others)
@@ -161,22 +167,18 @@ def test_sixty_four_that_begin_alike_hold_that_once() -> None:
     assert cells.pool.n_shared == 1984 and cells.copied == 63 * 16
     assert cells.pool.n_used == 1984 + 64 * 16
     cells.write(first, 50)
-    cells.pool.free(first)
-    del cells.content[first]
+    cells.free(first)
     for other in others[1:]:
         assert other is not None
-        cells.pool.free(other)
-        del cells.content[other]
+        cells.free(other)
     cells.check()
     (left,) = cells.content
     assert cells.pool.n_shared == 0 and cells.pool.n_used == 2000 and left.rows(0, 2000)[0].n == 1984
 
 
-def test_a_sequence_that_goes_back_where_another_one_goes_on() -> None:
+def test_rewinding_into_a_shared_prefix() -> None:
     cells = Cells(4)
-    first = cells.pool.allocate(200)
-    assert first is not None
-    cells.content[first] = []
+    first = cells.allocate(200)
     cells.write(first, 200)
     second = cells.fork(first, 160, 200)
     assert second is not None and second.first == 160
@@ -190,37 +192,27 @@ def test_a_sequence_that_goes_back_where_another_one_goes_on() -> None:
     assert first.first == 0 and cells.pool.n_shared == 0 and second.parent is not None
 
 
-def test_shared_cells_move_for_all() -> None:
+def test_shared_cells_move_for_all_sequences() -> None:
     cells = Cells(3)
-    gone = cells.pool.allocate(200)
-    first = cells.pool.allocate(96, 96)
-    assert gone is not None and first is not None
-    cells.content[gone] = cells.content[first] = []
-    cells.content[first] = []
+    gone, first = cells.allocate(200), cells.allocate(96, 96)
     cells.write(first, 70)
     forked = [cells.fork(first, 64, 96) for _ in range(2)]
     assert all(forked)
-    cells.pool.free(gone)
-    del cells.content[gone]
+    cells.free(gone)
     row = first.row_ranges()[0].row
-    large = cells.pool.allocate(cells.pool.free_cells)
-    assert large is not None
-    cells.content[large] = []
+    cells.allocate(cells.pool.n_cells - sum(run.capacity for run in cells.pool.runs))
     cells.check()
     assert first.row_ranges()[0].row < row
     for run in forked:
         assert run is not None
-        cells.pool.free(run)
-        del cells.content[run]
+        cells.free(run)
     cells.check()
     assert len(cells.pool.runs) == 2, "what is shared no more is one run with the rest"
 
 
-def test_a_sequence_in_very_many_places_is_copied() -> None:
+def test_a_sequence_in_many_ranges_is_copied() -> None:
     cells = Cells(40)
-    run = cells.pool.allocate(64)
-    assert run is not None
-    cells.content[run] = []
+    run = cells.allocate(64)
     for _ in range(60):
         cells.write(run, 33)
         after = cells.fork(run, run.used, run.used + 33)
@@ -233,23 +225,16 @@ def test_a_sequence_in_very_many_places_is_copied() -> None:
 def test_best_fit_and_growth_in_place() -> None:
     cells = Cells(10)
     pool = cells.pool
-    runs = [pool.allocate(n * ALIGN) for n in (2, 1, 1, 1, 2)]
-    assert all(run is not None for run in runs)
-    a, b, c, d, e = (run for run in runs if run is not None)
-    for run in (a, b, c, d, e):
-        cells.content[run] = []
-    pool.free(a)
-    pool.free(c)
-    del cells.content[a], cells.content[c]
-    f = pool.allocate(10)
-    assert f is not None and f.start == 3 * ALIGN, "the tightest gap"
-    cells.content[f] = []
+    a, _, c, d, e = (cells.allocate(n * ALIGN) for n in (2, 1, 1, 1, 2))
+    cells.free(a)
+    cells.free(c)
+    assert cells.allocate(10).start == 3 * ALIGN, "the tightest gap"
     cells.write(d, 100)
     assert pool.grow(e, 4 * ALIGN) and e.start == 5 * ALIGN and cells.copied == 0, "room behind: no move"
     assert pool.grow(d, 2 * ALIGN) and d.start == 0 and cells.copied == 100
     cells.check()
 
 
-def test_a_size_that_is_no_multiple_is_refused() -> None:
+def test_a_size_that_is_no_multiple_is_rejected() -> None:
     with pytest.raises(ValueError, match="256"):
         KVPool(1000, lambda src, dst, n: None)

@@ -1,5 +1,5 @@
-"""The first law over lowerings: a model with weights of many types gives the same bits on all of them, with any number
-of threads, however its text is read and among whom.
+"""One numerics on every lowering: a model with weights of many types gives the same bits with any number of threads and
+in any batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ USUAL = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K)
 
 
 def make(path: Path, types: tuple[T, ...]) -> Path:
-    """A model each of whose matrices has another type, as far as there are types."""
+    """Make a model whose matrices have these types in turn."""
     layers = -(-len(types) // len(MATRICES))
     names = [f"blk.{layer}.{matrix}" for layer in range(layers) for matrix in MATRICES]
     chosen = {name: types[i % len(types)].name for i, name in enumerate(names)}
@@ -43,7 +43,7 @@ def make(path: Path, types: tuple[T, ...]) -> Path:
 
 
 def logits(runner: ModelRunner, batches: list[list[tuple[int, int]]]) -> Array:
-    """Logits of all tokens of the first sequence; a batch has so many tokens of some sequences, in this order."""
+    """Return the logits of the first sequence; a batch is a list of (sequence, number of tokens)."""
     handles: dict[int, Handle] = {}
     found = []
     for batch in batches:
@@ -75,20 +75,20 @@ WAYS = {
     3: [[(0, 17)], [(2, 3), (1, 9), (0, 19)], [(0, 1), (1, 1)], [(0, 15), (2, 1)]],
     4: [[(0, 40), (1, 40)], *[[(1, 1), (0, 1)]] * 12],
 }
-"""By threads: our text in several batches, alone or with others."""
+"""Batches by number of threads: the first sequence alone or with others."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_the_same_bits_on_every_lowering(lowering: str, tmp_path: Path) -> None:
-    """Those of one lowering with each other, and (`BITS`) with those of all others."""
+def test_every_lowering_gives_the_same_bits(lowering: str, tmp_path: Path) -> None:
+    """Compare the bits within a lowering and, by `BITS`, with all others."""
     if not can_run(LOWERINGS[lowering], processor()[1]):
         pytest.skip(f"this processor has no {' '.join(LOWERINGS[lowering].needs)}")
     check(make(tmp_path / "m.gguf", USUAL), Jit(LOWERINGS[lowering]))
 
 
 def check(path: Path, jit: Jit) -> None:
-    """Whole, in pieces, alone and among others, with one to four threads."""
+    """Compare the logits of all ways to read the text."""
     right = None
     for threads, way in WAYS.items():
         with GGUFFile.open(path) as file:

@@ -1,4 +1,4 @@
-"""Whatever is asked of a memory, each token of a batch finds in its rows what came before it, and nothing else."""
+"""Sequence memory: after any operations, each token of a batch sees the rows of the tokens before it and no others."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ KINDS: dict[str, tuple[LayerMemory, ...]] = {
 }
 
 
-def fitting(n: int) -> int:
-    """The greatest size of a batch of one sequence, at most n."""
+def batch_size(n: int) -> int:
+    """Return the largest allowed batch of one sequence of up to n tokens."""
     return n if n <= 4 else n // 4 * 4
 
 
-class Recorded:
-    """A memory whose rows hold a number that stands for all tokens up to a place, and the tokens of its sequences."""
+class RecordingMemory:
+    """A memory whose rows hold the hash of all tokens up to a position, and the tokens of its sequences."""
 
     def __init__(self, layers: Sequence[LayerMemory]) -> None:
         f32 = TensorType.F32
@@ -57,11 +57,11 @@ class Recorded:
         )
         self.memory.attach(self)
         self.rows = {t.name: np.full((t.ne[1], t.ne[0]), -1.0, np.float32) for t in self.memory.tensors}
-        if self.memory.has_states:  # the last of their rows is zero, as all are in the beginning
+        if self.memory.has_states:  # the last row of states is zero
             for layer in (i for i, memory in enumerate(layers) if isinstance(memory, RecurrentState)):
                 for tensor in self.memory[layer].tensors:
                     self.rows[tensor.name][-1] = 0.0
-        self.said: dict[Handle, list[int]] = {}
+        self.texts: dict[Handle, list[int]] = {}
 
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
         for tensor in tensors:
@@ -76,7 +76,7 @@ class Recorded:
             self.rows[tensor.name][start : start + n] = data.copy().view(np.float32).reshape(n, -1)
 
     def numbers(self, tokens: Sequence[int]) -> Array:
-        """One for each beginning of a sequence: exact in float32, and never 0."""
+        """Return the hash of each prefix: exact in float32, and never 0."""
         found, number = [], 1
         for token in tokens:
             number = (number * 31 + token + 1) % 65521
@@ -84,17 +84,17 @@ class Recorded:
         return np.array(found, np.float32)
 
     def evaluate(self, parts: list[tuple[Handle, list[int]]]) -> None:
-        """A batch that goes on with sequences; every row that its tokens may see is looked at."""
+        """Run a batch that extends sequences, and check every row that its tokens see."""
         spans = [Span(handle, handle.used, len(tokens)) for handle, tokens in parts]
         owners = [(span.handle, span.first + i) for span in spans for i in range(span.n)]
-        numbers = {handle: self.numbers(self.said[handle][: handle.used] + tokens) for handle, tokens in parts}
+        numbers = {handle: self.numbers(self.texts[handle][: handle.used] + tokens) for handle, tokens in parts}
         whole, found = np.arange(len(owners)), []
-        for placed in self.memory.place(spans, fitting):
+        for placed in self.memory.place(spans, batch_size):
             own = whole if placed.tokens is None else placed.tokens
             found += own.tolist()
             assert (placed.tokens is None) == (not self.memory.has_states) == (not placed.n_seqs)
             length = len(own) // max(placed.n_seqs, 1)
-            assert not placed.n_seqs or (len(own) == placed.n_seqs * length == placed.n_seqs * fitting(length))
+            assert not placed.n_seqs or (len(own) == placed.n_seqs * length == placed.n_seqs * batch_size(length))
             for i, token in enumerate(own):
                 handle, position = owners[token]
                 assert placed.positions[i] == position
@@ -103,16 +103,18 @@ class Recorded:
                     rows = placed.rows[kept.number]
                     if isinstance(kept.part, States):
                         number, later = divmod(i, length)
-                        self.carry(kept, rows, number, position, numbers[handle], first=not later)
+                        self.check_state(kept, rows, number, position, numbers[handle], first=not later)
                     else:
-                        self.look(kept, rows, i, position, numbers[handle])
+                        self.check_rows(kept, rows, i, position, numbers[handle])
         assert sorted(found) == whole.tolist(), "each token once"
         for handle, tokens in parts:
-            self.said[handle] = self.said[handle][: handle.used] + tokens
+            self.texts[handle] = self.texts[handle][: handle.used] + tokens
             handle.used += len(tokens)
 
-    def carry(self, kept: LayerCache, rows: Any, number: int, position: int, numbers: Array, *, first: bool) -> None:
-        """A state is that of the token before; of a batch only the last one lies where it was left."""
+    def check_state(
+        self, kept: LayerCache, rows: Any, number: int, position: int, numbers: Array, *, first: bool
+    ) -> None:
+        """Check that the state is that of the token before; a batch only keeps its last state."""
         written = int(rows.written[number])
         for tensor in kept.tensors:
             data = self.rows[tensor.name]
@@ -120,7 +122,7 @@ class Recorded:
             assert (before == (numbers[position - 1] if position else 0)).all()
             data[written] = numbers[position]
 
-    def look(self, kept: LayerCache, rows: Any, i: int, position: int, numbers: Array) -> None:
+    def check_rows(self, kept: LayerCache, rows: Any, i: int, position: int, numbers: Array) -> None:
         written, first, last = int(rows.written[i]), int(rows.first[i]), int(rows.last[i])
         (before,) = [b.row_ranges for b in rows.prefixes if b.start <= i < b.stop] or [()]
         assert last == written and first % BLOCK == 0, "blocks of attention begin where rows do"
@@ -138,21 +140,21 @@ class Recorded:
 ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 1000), st.integers(0, 1000))
 
 
-def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -> None:
-    memory, said = record.memory, record.said
-    handles = [*said]
+def act(record: RecordingMemory, kind: str, number: int, action: int, a: int, b: int) -> None:
+    memory, texts = record.memory, record.texts
+    handles = [*texts]
     if action == 0 or not handles:
         handle = memory.allocate(1, 900)
         assert (handle is not None) == (len(handles) < N_SEQUENCES or kind == "all")
         if handle is not None:
-            said[handle] = []
+            texts[handle] = []
         return
     handle = handles[a % len(handles)]
     match action:
         case 1:
             memory.free(handle)
-            del said[handle]
-        case 2 | 3:  # some tokens of it and of another one, the second of which may share what it says
+            del texts[handle]
+        case 2 | 3:  # tokens of it and of other sequences
             parts = [(handle, [(number * 7 + i * b) % 50 for i in range(1 + b % MAX_BATCH)])]
             parts += [(other, [b % 50]) for other in handles if other is not handle and action == 3]
             parts = [(h, tokens) for h, tokens in parts if memory.grow(h, h.used + len(tokens))]
@@ -166,18 +168,18 @@ def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -
             assert reached <= n and memory.reach(handle, reached) == reached
             assert memory.rewind(handle, n) == (reached == n)
             assert memory.rewind(handle, reached) and handle.used == reached
-        case 5:  # it begins as another one
+        case 5:  # replace it by a fork of another sequence
             other = handles[b % len(handles)]
             n = memory.reach(other, (a * b) % (other.used + 1))
             if other is not handle:
                 memory.free(handle)
-                del said[handle]
+                del texts[handle]
             forked = memory.fork(other, n, n + 1, n + a)
-            assert forked is not None or len(said) == N_SEQUENCES or kind == "all"
+            assert forked is not None or len(texts) == N_SEQUENCES or kind == "all"
             if forked is not None:
                 assert forked.used == n
-                said[forked] = said[other][:n]
-        case 6:  # written as it was read, in pieces, perhaps of a longer one
+                texts[forked] = texts[other][:n]
+        case 6:  # read it and write it back in two parts, possibly shortened
             tails = memory.tails(handle)
             assert handle.used in tails or not handle.used
             if not tails or not handle.used:
@@ -194,11 +196,25 @@ def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -
                 half = (n - known) // 2
                 memory.write(handle, half, cells, skip=known)
                 memory.write(handle, n - known - half, cells, skip=known + half)
-                said[handle] = said[handle][:n]
+                texts[handle] = texts[handle][:n]
 
 
-def end(record: Recorded) -> None:
-    for handle in record.said:
+def read(record: RecordingMemory, handle: Handle, n: int, token: int | None = None) -> None:
+    """Extend a sequence to `n` tokens."""
+    while handle.used < n:
+        tokens = range(handle.used, min(handle.used + MAX_BATCH, n))
+        record.evaluate([(handle, [i % 50 if token is None else token for i in tokens])])
+
+
+def allocate(record: RecordingMemory, n: int = 1000) -> Handle:
+    handle = record.memory.allocate(n)
+    assert handle is not None
+    record.texts[handle] = []
+    return handle
+
+
+def end(record: RecordingMemory) -> None:
+    for handle in record.texts:
         if record.memory.grow(handle, handle.used + 1):
             record.evaluate([(handle, [1])])
 
@@ -206,8 +222,8 @@ def end(record: Recorded) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(history=st.lists(ACTIONS, max_size=40))
-def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
-    record = Recorded(KINDS[kind])
+def test_any_sequence_of_operations(kind: str, history: list[tuple[int, int, int]]) -> None:
+    record = RecordingMemory(KINDS[kind])
     for number, (action, a, b) in enumerate(history):
         act(record, kind, number, action, a, b)
     end(record)
@@ -216,10 +232,10 @@ def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_history(kind: str, seed: int) -> None:
-    """Of sequences that grow, begin alike, and go apart."""
+def test_long_sequences_of_operations(kind: str, seed: int) -> None:
+    """Sequences grow, share prefixes and diverge."""
     rng = random.Random(seed)
-    record = Recorded(KINDS[kind])
+    record = RecordingMemory(KINDS[kind])
     shared = 0
     for number in range(150):
         (action,) = rng.choices(range(7), (2, 1, 6, 6, 2, 4, 1))
@@ -230,35 +246,29 @@ def test_a_long_history(kind: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_marks_are_points_to_go_back_to() -> None:
-    """The ends of the last prompts, however much is read behind them; older ones make room."""
+def test_marks_can_be_rewound_to() -> None:
+    """The newest marks stay available while the sequence grows; older ones are dropped."""
     assert SNAPSHOTS == 2
     found = {"windows": [700, 450, 449, 299, 0], "states": [700, 450, 300, 0, 0], "hybrid": [700, 450, 300, 0, 0]}
     for kind, points in found.items():
-        record = Recorded(KINDS[kind])
-        handle = record.memory.allocate(2000)
-        assert handle is not None
-        record.said[handle] = []
+        record = RecordingMemory(KINDS[kind])
+        handle = allocate(record, 2000)
         for mark in (100, 300, 450):
             record.memory.mark(handle, mark)
-        while handle.used < 500:
-            record.evaluate([(handle, [handle.used % 50] * MAX_BATCH)])
+        read(record, handle, 500)
         for _ in range(200):
             record.evaluate([(handle, [3])])
         assert [record.memory.reach(handle, n) for n in (700, 460, 449, 299, 99)] == points
 
 
-def test_states_are_kept_now_and_then_without_a_mark() -> None:
-    record = Recorded(KINDS["states"])
-    handle = record.memory.allocate(2000)
-    assert handle is not None
-    record.said[handle] = []
-    while handle.used < 1100:
-        record.evaluate([(handle, [handle.used % 50] * MAX_BATCH)])
+def test_states_are_saved_periodically_without_a_mark() -> None:
+    record = RecordingMemory(KINDS["states"])
+    handle = allocate(record, 2000)
+    read(record, handle, 1100)
     assert record.memory.reach(handle, 1050) == 1024 and record.memory.reach(handle, 1023) == 0
 
 
-def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
+def test_a_window_that_saves_no_memory_is_stored_in_full() -> None:
     for n_sequences, windowed in ((1, True), (10, True), (11, False)):
         memory = Memory(
             [KeysValues(1, 1, WINDOW)],
@@ -269,7 +279,7 @@ def test_a_window_that_would_not_save_anything_is_part_of_all() -> None:
     assert not Memory([KeysValues(1, 1, WINDOW)], MemoryOptions(n_cells=1 << 20, whole=True)).has_tails
 
 
-def test_bytes() -> None:
+def test_sizes_in_bytes() -> None:
     f16 = TensorType.F16
     memory = Memory(
         [KeysValues(64, 32), Latent(48), RecurrentState((10, 20))],
@@ -281,7 +291,7 @@ def test_bytes() -> None:
     assert memory.token_bytes == 128 + 34 + 96 and memory.tail_bytes(9) == 4 * 30 and memory.tail_bytes(0) == 0
 
 
-def test_a_layer_that_shares_has_nothing_of_its_own() -> None:
+def test_a_layer_with_shared_memory_has_no_tensors_of_its_own() -> None:
     memory = Memory(
         [KeysValues(64, 32, WINDOW), KeysValues(64, 64), SharedMemory(0), SharedMemory(1)], MemoryOptions(n_cells=4096)
     )
@@ -291,10 +301,9 @@ def test_a_layer_that_shares_has_nothing_of_its_own() -> None:
     assert len(memory.tensors) == 4 and set(memory.layer_of.values()) == {0, 1}
 
 
-def test_what_cannot_be() -> None:
-    record = Recorded(KINDS["hybrid"])
-    handle = record.memory.allocate(10)
-    assert handle is not None
+def test_invalid_calls_raise() -> None:
+    record = RecordingMemory(KINDS["hybrid"])
+    handle = allocate(record, 10)
     for span in (Span(handle, 1, 1), Span(handle, 0, 0), Span(handle, 0, 300)):
         with pytest.raises(ValueError):
             record.memory.place([span])
@@ -307,26 +316,12 @@ def test_what_cannot_be() -> None:
             check_types(head_dim, [type])
 
 
-def read(record: Recorded, handle: Handle, n: int, token: int | None = None) -> None:
-    """Goes on to `n` tokens."""
-    while handle.used < n:
-        tokens = range(handle.used, min(handle.used + MAX_BATCH, n))
-        record.evaluate([(handle, [i % 50 if token is None else token for i in tokens])])
-
-
-def begun(record: Recorded) -> Handle:
-    handle = record.memory.allocate(1000)
-    assert handle is not None
-    record.said[handle] = []
-    return handle
-
-
 @pytest.mark.parametrize("kind", ["windows", "hybrid"])
-def test_going_back_one_by_one(kind: str) -> None:
-    """To the very last token whose window is there."""
+def test_rewinding_token_by_token(kind: str) -> None:
+    """Rewind as far as the window is still stored."""
     for used in (180, 190, 200, 230):
-        record = Recorded([layer for layer in KINDS[kind] if not isinstance(layer, RecurrentState)])
-        handle = begun(record)
+        record = RecordingMemory([layer for layer in KINDS[kind] if not isinstance(layer, RecurrentState)])
+        handle = allocate(record)
         read(record, handle, used)
         n, memory = used, record.memory
         while memory.rewind(handle, n):
@@ -336,17 +331,17 @@ def test_going_back_one_by_one(kind: str) -> None:
         assert memory.rewind(handle, n + 1)
 
 
-def test_what_was_put_aside_is_of_no_use_for_another_end() -> None:
-    record = Recorded(KINDS["windows"][:1])
-    handle, memory = begun(record), record.memory
+def test_snapshots_beyond_a_rewind_are_dropped() -> None:
+    record = RecordingMemory(KINDS["windows"][:1])
+    handle, memory = allocate(record), record.memory
     memory.mark(handle, 110)
     read(record, handle, 300)
     assert memory.reach(handle, 200) == 110 and memory.rewind(handle, 104)
     read(record, handle, 320, token=7)
     assert memory.reach(handle, 110) == 104 and memory.rewind(handle, 104)
     read(record, handle, 330)
-    record = Recorded(KINDS["states"])
-    handle, memory = begun(record), record.memory
+    record = RecordingMemory(KINDS["states"])
+    handle, memory = allocate(record), record.memory
     for mark in (50, 110):
         memory.mark(handle, mark)
     read(record, handle, 300)
@@ -355,9 +350,9 @@ def test_what_was_put_aside_is_of_no_use_for_another_end() -> None:
     assert memory.reach(handle, 110) == 50
 
 
-def test_what_was_put_aside_stays_while_it_is_gone_on_from() -> None:
-    record = Recorded(KINDS["windows"][:1])
-    handle, memory = begun(record), record.memory
+def test_a_snapshot_can_be_used_several_times() -> None:
+    record = RecordingMemory(KINDS["windows"][:1])
+    handle, memory = allocate(record), record.memory
     memory.mark(handle, 110)
     read(record, handle, 300)
     for token in (7, 8, 9):
@@ -367,12 +362,10 @@ def test_what_was_put_aside_stays_while_it_is_gone_on_from() -> None:
     read(record, handle, 200)
 
 
-def test_a_fork_that_fails_leaves_nothing() -> None:
-    record = Recorded(KINDS["hybrid"])
+def test_a_failed_fork_leaves_no_cells_in_use() -> None:
+    record = RecordingMemory(KINDS["hybrid"])
     memory = record.memory
-    first = memory.allocate(90)
-    assert first is not None
-    record.said[first] = []
+    first = allocate(record, 90)
     record.evaluate([(first, [*range(40)])])
     before, copy = memory.n_used, record.copy_rows
 
@@ -388,9 +381,8 @@ def test_a_fork_that_fails_leaves_nothing() -> None:
     assert memory.fork(first, 40, 60) is not None
 
 
-def test_nothing_is_written_behind_the_room_there_is() -> None:
-    memory = Recorded(KINDS["all"]).memory
-    handle = memory.allocate(40)
-    assert handle is not None
+def test_writing_beyond_a_run_is_rejected() -> None:
+    record = RecordingMemory(KINDS["all"])
+    handle, memory = allocate(record, 40), record.memory
     with pytest.raises(ValueError, match="65 tokens"):
         memory.write(handle, 65, np.zeros(65 * memory.token_bytes, np.uint8))

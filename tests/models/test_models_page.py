@@ -1,4 +1,4 @@
-"""The page of architectures is what the registry says, and what it says of tests is so."""
+"""The page of architectures: it matches the registry and the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
 
 
-def test_the_page_of_architectures_is_made_of_the_registry() -> None:
+def test_the_page_is_generated_from_the_registry() -> None:
     assert PAGE.read_text() == markdown(), "run: python -m llamado.models.architectures.page > docs/models.md"
     command = [sys.executable, "-m", "llamado.models.architectures.page"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -28,7 +28,7 @@ def test_every_architecture_is_a_row_of_the_page() -> None:
     of_kinds = [name for name in sorted(ARCHITECTURES) for _ in range(1 + len(ARCHITECTURES[name].variants))]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in of_kinds]
     assert all(models and compared in ("answers", "vectors") for _, models, compared, _ in rows)
-    # What is compared is made by the tests.
+    # The tests make a file of every architecture and variant.
     made = {(tiny.architecture, tiny.variant) for tiny in TINY.values()}
     assert {name for name, _ in made} >= set(ARCHITECTURES)
     assert made >= {(name, kind) for name, row in ARCHITECTURES.items() for kind in row.variants}

@@ -1,4 +1,4 @@
-"""N-grams: the rows of hashes, what came before a batch, and answers however a prompt is read."""
+"""N-gram embeddings: rows of hashes, the tokens before a batch, and answers in any batches."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def test_rows_are_hashes_of_a_token_and_those_before_it() -> None:
     assert rows([300, 7], [[5, 6], [6, 300]]) == [expected(300, 6, 5), expected(7, 300, 6)]
 
 
-def test_an_end_hides_what_is_before_it_and_stands_for_what_is_not_there() -> None:
+def test_an_end_token_replaces_all_tokens_before_it() -> None:
     assert rows([8], [[5, 2]]) == [expected(8, 2, 2)]
     assert rows([8], [[2, 5]]) == [expected(8, 5, 2)]
     assert rows([8], [[-1, 5]]) == [expected(8, 5, 2)]
     assert rows([8], None) == rows([8], [[-1, -1]]) == [expected(8, 2, 2)]
-    assert rows([2], [[4, 5]]) == [expected(2, 5, 4)]  # its own end does not
+    assert rows([2], [[4, 5]]) == [expected(2, 5, 4)]  # an end token does not hide those before itself
 
 
-def test_what_fills_a_batch_up_is_row_zero() -> None:
+def test_padding_is_row_zero() -> None:
     assert rows([8], [[4, 5]], 3)[1:] == [[0] * 4] * 2
 
 
-def test_what_was_before_each_token() -> None:
+def test_windows_of_preceding_tokens() -> None:
     handle = Handle(Run(0, 256), [])
     spans = [Span(handle, 0, 2), Span(handle, 1, 1, before=[4]), Span(handle, 9, 3, before=[1, 2, 3])]
     found = windows_before(np.array([10, 11, 20, 30, 31, 32], np.int32), spans, 2)
@@ -65,7 +65,7 @@ def test_what_was_before_each_token() -> None:
 
 
 @pytest.mark.slow
-def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
+def test_scores_do_not_depend_on_the_batch_size(tmp_path: Path) -> None:
     path, tokens, found = (
         make(TINY["qwen4exp"], tmp_path / "m.gguf"),
         np.random.default_rng(3).integers(3, 300, 150),
@@ -84,7 +84,7 @@ def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_answers_do_not_depend_on_how_a_prompt_is_read(tmp_path: Path) -> None:
+def test_answers_do_not_depend_on_the_batch_size(tmp_path: Path) -> None:
     path = make(TINY["qwen4exp"], tmp_path / "m.gguf")
     prompt = "Once upon a time there was a little house. " * 4
     answers = []

@@ -1,4 +1,4 @@
-"""What weights are for: architectures say it where they ask for a tensor."""
+"""Roles of weights, given by architectures when they take a tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parts_outside_layers(model: Model) -> dict[str, list[ModelPart]]:
     return {name: found for name, found in parts.items() if found != [LAYER]}
 
 
-def test_before_behind_and_beside_the_layers(tmp_path: Path) -> None:
+def test_parts_outside_the_layers(tmp_path: Path) -> None:
     assert parts_outside_layers(load(make_llama(tmp_path / "m.gguf", freq_factors=True))) == {
         "token_embd.weight": [INPUT],
         "output_norm.weight": [OUTPUT],
@@ -59,7 +59,7 @@ def test_before_behind_and_beside_the_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_a_tied_embedding_has_two_roles(tmp_path: Path, make: object) -> None:
-    """The second by the name of the matrix that it stands for, which is what users' patterns are written for."""
+    """The second role has the name of the output matrix, which users' patterns refer to."""
     assert callable(make)
     options = {"tied": True} if make is make_llama else {}
     model = load(make(tmp_path / "m.gguf", **options))
@@ -67,13 +67,13 @@ def test_a_tied_embedding_has_two_roles(tmp_path: Path, make: object) -> None:
     assert model.roles["token_embd.weight"] == (Role(INPUT, "token_embd.weight"), Role(OUTPUT, "output.weight"))
 
 
-def test_experts_say_how_many_they_are(tmp_path: Path) -> None:
+def test_roles_have_the_number_of_experts(tmp_path: Path) -> None:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_embd=128, n_ff=256)) as file:
         weights = Weights(file)
         up = weights.layer(1).experts(8, 2).require("ffn_up.weight", 128, 256)
         assert weights.taken == {"blk.1.ffn_up.weight": up}
         assert weights.roles[up.name] == (Role(LAYER, up.name, 1, experts=8, used=2),)
-        # Asked for again in the same role it has one.
+        # Taking it again in the same role adds none.
         assert weights.layer(1).experts(8, 2).require("ffn_up.weight", 128, 256) is up
         assert len(weights.roles[up.name]) == 1
         with pytest.raises(InvalidModel, match=r"tensor 'blk\.1\.ffn_up_exps\.weight' is missing"):

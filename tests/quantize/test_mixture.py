@@ -1,5 +1,7 @@
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from tiny_models import make_llama
 from llamado.commands import cli
 from llamado.gguf import GGUFFile
 from llamado.gguf.types import TensorType as T
+from llamado.quantize import write as quantize_write
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.file_types import COPY, find_file_type
 from llamado.quantize.imatrix import ColumnSums, Imatrix
@@ -137,6 +140,28 @@ def test_impossible_requests_are_errors(path: Path, tmp_path: Path) -> None:
     with GGUFFile.open(tmp_path / "copy.gguf") as copy, GGUFFile.open(small) as file:
         assert copy.metadata.int_("general.file_type") == 7
         assert all((copy.data(name) == file.data(name)).all() for name in file.tensors)
+
+
+def test_few_pieces_wait_to_be_written(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are computed a little ahead of the file, so memory does not grow with the model."""
+    waiting = most = 0
+
+    class CountingPool(ThreadPoolExecutor):
+        def submit(self, *job: Any) -> Any:
+            nonlocal waiting, most
+            waiting += 1
+            most = max(most, waiting)
+            return super().submit(*job)
+
+    def progress(*_: object) -> None:
+        nonlocal waiting
+        waiting -= 1
+
+    monkeypatch.setattr(quantize_write, "ThreadPoolExecutor", CountingPool)
+    with GGUFFile.open(path) as file:
+        given = request("Q8_0")
+        write(file, plan(file, given), given, [tmp_path / "a.gguf"], n_threads=2, progress=progress)
+    assert waiting == 0 and most == 4
 
 
 def test_no_part_of_a_split_model_is_overwritten(path: Path, tmp_path: Path) -> None:

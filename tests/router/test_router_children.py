@@ -69,7 +69,7 @@ def test_llamado_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("code", "lines", "says"),
+    ("code", "lines", "description"),
     [
         (137, ["context of 1024 tokens"], "ended by SIGKILL"),
         (128 + 99, [], "ended by signal 99"),
@@ -77,10 +77,10 @@ def test_llamado_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
         (1, [], "exit code 1"),
     ],
 )
-def test_exits_are_described(code: int, lines: list[str], says: str) -> None:
+def test_exits_are_described(code: int, lines: list[str], description: str) -> None:
     """A signal is a reason in itself; earlier output is not."""
     child = Child.__new__(Child)
     child.exit = asyncio.Future(loop=asyncio.new_event_loop())
     child.exit.set_result(code)
     child._process = SimpleNamespace(last_lines=lines, last_words=lambda: "")  # type: ignore[assignment]
-    assert child.describe_exit() == says
+    assert child.describe_exit() == description

@@ -1,4 +1,4 @@
-"""Answers of a model divided over links, with drafts that are always worth their time."""
+"""Answers of a model over links, with drafts that are always worth their time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llamado.engine.drafts.cost import Cost
 from llamado.engine.loaded_model import LoadedModel
 
 
-class Free(Cost):
-    """Drafts are always worth their time."""
+class FreeDrafts(Cost):
+    """A draft schedule that always drafts."""
 
     def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
         return 0.0

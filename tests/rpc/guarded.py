@@ -1,4 +1,4 @@
-"""Memory that notices: every buffer stands between bytes that must not change and a page that nobody may touch."""
+"""GuardedBuffer device memory: each buffer lies between bytes that must not change and a page without access."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SLACK = 64
 _CANARY = 0xA5
 
 
-class Guarded(CpuBuffer):
-    """A buffer whose last bytes stand before a page without access; what is around it inside its pages is watched."""
+class GuardedBuffer(CpuBuffer):
+    """A buffer that ends at a page without access. Changes around it in its own pages are detected."""
 
     def __init__(self, size: int) -> None:
         room = -(-(size + _SLACK) // _PAGE) * _PAGE
@@ -37,25 +37,25 @@ class Guarded(CpuBuffer):
         super().__init__(whole[start : start + size])
 
     @property
-    def intact(self) -> bool:
-        """Whether nobody wrote beside the buffer."""
+    def is_intact(self) -> bool:
+        """Return True if no byte beside the buffer was written."""
         return bool((self._before == _CANARY).all() and (self._after == _CANARY).all())
 
     def free(self) -> None:
-        assert self.intact, "bytes beside a buffer were written"
+        assert self.is_intact, "bytes beside a buffer were written"
         super().free()
         self._before = self._after = np.empty(0, np.uint8)
 
 
 @contextmanager
-def guarded() -> Iterator[list[Guarded]]:
-    """All buffers made inside are guarded; gives them (freed ones were checked when they were freed)."""
-    made: list[Guarded] = []
+def guarded() -> Iterator[list[GuardedBuffer]]:
+    """Guard all buffers made inside, and yield them. Freed ones were checked when they were freed."""
+    made: list[GuardedBuffer] = []
     original = CpuBuffer.__dict__["allocate"]
 
     def allocate(_: type[CpuBuffer], size: int) -> CpuBuffer:
         made[:] = [b for b in made if b.size]  # freed ones need no further look
-        made.append(Guarded(size))
+        made.append(GuardedBuffer(size))
         return made[-1]
 
     CpuBuffer.allocate = classmethod(allocate)  # type: ignore[method-assign, assignment]

@@ -1,4 +1,4 @@
-"""A real ggml-rpc-server that runs while a test needs it."""
+"""llama.cpp's ggml-rpc-server, running for a test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamado.rpc.transport import ConnectError
 def peer_worker(
     programs: Path, *options: str, cache: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its endpoint and process: one thread on the CPU, listening on a free port of the loopback interface."""
+    """Yield endpoint and process of a server with one CPU thread on a free loopback port."""
     port = free_port()
     command = [str(programs / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1", *options]
     environment = os.environ | ({"LLAMA_CACHE": str(cache)} if cache else {})
@@ -33,7 +33,7 @@ def peer_worker(
 
 
 def connect_soon(endpoint: str, **options: Any) -> RemoteDevice:
-    """The first device of a worker that may still be starting."""
+    """Return the first device of a worker that may still be starting."""
     deadline = time.monotonic() + 60
     while True:
         try:

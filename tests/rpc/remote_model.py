@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RemoteModel:
-    """A model on one device; graphs are kept by shape."""
+    """A model on one device. Graphs are kept by shape."""
 
     def __init__(self, path: Path, device: Device, n_cells: int = 256) -> None:
         self.device, self.n_cells = device, n_cells
@@ -32,7 +32,7 @@ class RemoteModel:
         device.place([*self.kv.tensors])
 
     def logits(self, tokens: Sequence[int], first: int = 0) -> Array:
-        """Logits of all tokens of one sequence, the first at position `first`."""
+        """Return the logits of all tokens of one sequence. The first is at position `first`."""
         n = len(tokens)
         positions = range(first, first + n)
         shape = BatchShape(n, n, self.n_cells)

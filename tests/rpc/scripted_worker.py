@@ -1,4 +1,4 @@
-"""A worker for tests of the client: keeps bytes as it is told, notes what it was asked, and fails as a test wants."""
+"""A scripted worker for tests of the client: stores bytes, records requests, and fails as a test requires."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from llamado.rpc.hashing import fnv1a
 
 
 class Hang(Exception):
-    """The worker reads and says nothing any more on this connection."""
+    """The worker keeps the connection open and does not respond any more."""
 
 
 class ScriptedWorker:
-    """Serves many connections, each on a thread of its own.
+    """Serves many connections, each on its own thread.
 
-    `asked` are the requests of all connections but greetings and counts, with SET_TENSOR's data beside them in `data`.
-    `before(request, connection)` is called with each request and may raise, EOFError to close the connection, Hang to
-    freeze it, or give bytes to send instead of the answer. Memory begins at address 4096 for the first buffer and is
-    full of 0xEE.
+    `asked` has the requests of all connections except greetings and counts, `data` the data of each SET_TENSOR.
+    `before(request, connection)` is called with each request. It may raise EOFError to close the connection or Hang to
+    freeze it, or return bytes to send instead of the response. The first buffer is at address 4096; memory is full of
+    0xEE.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ScriptedWorker:
             sock.close()
 
     def of(self, kind: type) -> list[Any]:
-        """The requests of one kind."""
+        """Return the requests of one kind."""
         return [r for r in self.asked if isinstance(r, kind)]
 
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
@@ -96,7 +96,7 @@ class ScriptedWorker:
             self._start(self._serve, sock, self.connections)
 
     def _serve(self, sock: socket.socket, number: int) -> None:
-        reader = wire.RequestReader(protocol=wire.spoken(self.version) or wire.LATEST)
+        reader = wire.RequestReader(protocol=wire.negotiate(self.version) or wire.LATEST)
         try:
             if self.tls is not None:
                 sock = self.tls.wrap_socket(sock, server_side=True)

@@ -1,6 +1,6 @@
-"""Workers, links and masters that die while answers stream: real processes, a real model, every byte compared.
+"""Workers, links and servers that die during answers: real processes, a real model, every byte compared.
 
-Times are asserted with much room, for machines that are busy with something else; benchmarks/chaos.py measures them.
+Time limits have much room for busy machines; benchmarks/chaos.py measures times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 class Process:
-    """A command that writes to a log."""
+    """A command with a log."""
 
     def __init__(self, log: Path, command: Sequence[str]) -> None:
         self.log = log
@@ -65,7 +65,7 @@ class Process:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Ends it where it does not get to where it should."""
+        """End the process if the block fails."""
         try:
             yield
         except BaseException:
@@ -76,14 +76,14 @@ class Process:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9"""
+        """Kill with SIGKILL."""
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
 
 
 class Worker:
-    """`llamado worker` with one thread, which comes back on the same port."""
+    """`llamado worker` with one thread, restarted on the same port."""
 
     def __init__(self, log: Path, *options: str, host: str = HOST, prefix: Sequence[str] = ()) -> None:
         self.log, self.host, self.port = log, host, 0
@@ -125,7 +125,7 @@ class Server:
 
     def __init__(self, log: Path, model: Path, endpoints: Sequence[str], *options: str, ready: bool = True) -> None:
         command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", "0", "-np", "4"]
-        # What was said before would be drafted from: the next answers would be over before anything could happen.
+        # Without drafts from earlier answers, which would complete the next ones before anything could happen.
         command += ["-c", "2048", "--spec-type", "ngram-simple", "--rpc", ",".join(endpoints), *options]
         if "-ts" not in options:
             command += ["-ts", ",".join("1" for _ in endpoints)]
@@ -160,7 +160,7 @@ class Server:
 
 
 class Streams:
-    """All requests at the same time, each read as it comes."""
+    """All requests at the same time, each read as it arrives."""
 
     def __init__(self, server: Server, n_predict: int = N_PREDICT) -> None:
         self.server = server
@@ -195,12 +195,12 @@ class Streams:
         return not any(thread.is_alive() for thread in self._threads)
 
     def middle(self, least: int = 8) -> None:
-        """Waits until every answer has begun; none may be over."""
+        """Wait until every answer has begun; none may be complete."""
         until(lambda: min(self.counts) >= least or self.errors, f"{least} tokens of each")
         assert not self.errors and not any(self.ends), "over before anything could happen"
 
     def finish(self, expected: Sequence[str] | None = None) -> None:
-        """Everything arrives, and it is what it would have been."""
+        """Check that all answers arrive with the expected bytes."""
         for thread in self._threads:
             thread.join(GUARD)
         assert self.over, f"answers that never end: {self.counts}"
@@ -211,7 +211,7 @@ class Streams:
 
 
 def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
-    """/health tells which worker is gone, and since when; the answer itself does not keep anybody waiting."""
+    """Wait until /health names the lost worker and the time of the loss. /health itself must not wait."""
 
     def fault() -> dict[str, Any] | None:
         status, body = server.health()
@@ -225,7 +225,7 @@ def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
 
 
 def ring(server: Server) -> list[tuple[str, str]]:
-    """Who passes what it computes straight to whom."""
+    """Return the links between devices."""
     devices = server.client.get("/cluster").json()["devices"]
     return [(one["device"], to) for one in devices for to in one["passes_to"]]
 
@@ -236,7 +236,7 @@ def healthy(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def expected(smollm2_path: Path) -> list[str]:
-    """The answers of this machine alone, the long ones, which begin with the short ones."""
+    """Return the answers of this machine alone. The long ones begin with the short ones."""
     from llamado.engine.loaded_model import LoadedModel
     from llamado.engine.options import EngineOptions
 
@@ -284,11 +284,11 @@ def start_server(folder: Path) -> None:
 
 def start_real_worker(folder: Path) -> None:
     (folder / "sleep").rename(folder / "ggml-rpc-server")
-    RealWorker(folder, folder / "log", HOST, 1)
+    GgmlWorker(folder, folder / "log", HOST, 1)
 
 
 @pytest.mark.parametrize("start", [start_worker, start_server, start_real_worker])
-def test_what_does_not_start_is_ended(
+def test_a_process_that_does_not_start_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[Path], None]
 ) -> None:
     (tmp_path / "sleep").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -322,26 +322,26 @@ def pair(worker: Start) -> tuple[Worker, Worker]:
 
 @pytest.fixture(scope="module")
 def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
-    """Over both workers, never elsewhere; requests wait two seconds."""
+    """A server over both workers, without failover to this machine; requests wait two seconds."""
     one: Server = serve([worker.endpoint for worker in pair], "--rpc-request-wait", "2")
     yield one
     assert one.stop() == 0
 
 
 @pytest.mark.full
-def test_undisturbed(server: Server, expected: list[str]) -> None:
-    """Two workers give the bytes of this machine alone."""
+def test_two_workers_give_the_bytes_of_one_machine(server: Server, expected: list[str]) -> None:
     assert [(a[:4], b[:4]) for a, b in ring(server)] == [("RPC0", "RPC1")]
     Streams(server, LONG).finish(expected)
 
 
-def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+@pytest.mark.full
+def test_a_killed_worker_that_returns(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     streams = Streams(server)
     streams.middle()
     pair[1].kill()
     killed = time.monotonic()
     noticed(server, pair[1])
-    # requests that come now wait two seconds, and are told when to ask again
+    # later requests wait two seconds, then get Retry-After
     refused: list[httpx.Response] = []
     askers = [
         threading.Thread(target=lambda stream=stream: refused.append(server.ask(REQUESTS[0], stream=stream)))  # type: ignore[misc]
@@ -367,7 +367,7 @@ def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker,
 
 
 @pytest.mark.full
-def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+def test_both_workers_killed_and_one_again(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     streams = Streams(server)
     streams.middle()
     for one in pair:
@@ -388,10 +388,10 @@ def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worke
 
 @pytest.mark.full
 @pytest.mark.parametrize("which", [0, 1])
-def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected: list[str], which: int) -> None:
-    """SIGSTOP: the connection stays as it is, and yet nothing comes, neither here nor to the worker that waits for it.
-    A request that waits gets its answer.
-    """
+def test_a_frozen_worker_that_continues(
+    server: Server, pair: tuple[Worker, Worker], expected: list[str], which: int
+) -> None:
+    """SIGSTOP: connections stay open, but the server and linked workers get no data. A waiting request is answered."""
     streams = Streams(server)
     streams.middle()
     pair[which].freeze()
@@ -410,7 +410,7 @@ def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected
 
 
 @pytest.mark.full
-def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
+def test_a_worker_lost_while_idle(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     pair[0].kill()
     noticed(server, pair[0])
     pair[0].start()
@@ -420,8 +420,7 @@ def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], exp
 
 
 @pytest.mark.full
-def test_the_master_is_killed(worker: Start, serve: Start) -> None:
-    """Its workers have all their memory again."""
+def test_a_killed_server_frees_the_memory_of_its_workers(worker: Start, serve: Start) -> None:
 
     def free(one: Worker) -> int:
         device = connect(one.endpoint)[0]
@@ -447,8 +446,8 @@ def test_the_master_is_killed(worker: Start, serve: Start) -> None:
 
 
 @pytest.mark.full
-def test_never_back_with_failover(worker: Start, serve: Start, expected: list[str]) -> None:
-    """First one is killed, then the other freezes: their layers go to whoever is left, in the end to this machine."""
+def test_failover_to_the_remaining_devices(worker: Start, serve: Start, expected: list[str]) -> None:
+    """One worker is killed, then the other freezes: layers move to the remaining devices, at last to this machine."""
     workers: list[Worker] = [worker(), worker()]
     server: Server = serve([one.endpoint for one in workers], "--rpc-failover", "1")
     streams = Streams(server)
@@ -468,8 +467,8 @@ def test_never_back_with_failover(worker: Start, serve: Start, expected: list[st
 
 
 @pytest.mark.full
-def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expected: list[str]) -> None:
-    """/health and the log say what is where; the worker that returns has its layers again, under the answers."""
+def test_a_worker_that_returns_gets_its_layers_back(worker: Start, serve: Start, expected: list[str]) -> None:
+    """/health and the log report the layout; answers go on meanwhile."""
     workers: list[Worker] = [worker(), worker()]
     server: Server = serve([one.endpoint for one in workers], "--rpc-failover", "0.5")
     streams = Streams(server, LONG)
@@ -503,8 +502,8 @@ def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expec
 # -- the link ----------------------------------------------------------------------------------------------------------
 
 
-class Link:
-    """A way to a worker that lets through so many bytes to it, and then calls `at_end`."""
+class LimitedLink:
+    """A proxy to a worker that passes a number of bytes, then calls `at_end`."""
 
     def __init__(self, target: Callable[[], tuple[str, int]]) -> None:
         self._target = target
@@ -544,17 +543,19 @@ class Link:
 
 
 @pytest.fixture(scope="module")
-def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
+def linked(worker: Start, processes: ExitStack) -> tuple[LimitedLink, Worker, Worker]:
     """A worker behind a link, and another one."""
     behind, other = worker(), worker()
-    link = Link(lambda: (HOST, behind.port))
+    link = LimitedLink(lambda: (HOST, behind.port))
     processes.callback(link.close)
     return link, behind, other
 
 
 @pytest.mark.full
-def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
-    """At the start, where nothing waits for workers, that is an error which names it, and the end."""
+def test_a_worker_killed_during_the_first_load_ends_the_server(
+    linked: tuple[LimitedLink, Worker, Worker], serve: Start
+) -> None:
+    """The error names the worker."""
     link, behind, other = linked
     link.at_end, link.left = behind.kill, 20e6
     server: Server = serve([link.endpoint, other.endpoint], "--rpc-wait", "0", ready=False)
@@ -565,8 +566,8 @@ def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], se
 
 
 @pytest.mark.full
-def test_killed_while_weights_are_loaded_again(
-    linked: tuple[Link, Worker, Worker], serve: Start, expected: list[str]
+def test_a_worker_killed_during_a_reload(
+    linked: tuple[LimitedLink, Worker, Worker], serve: Start, expected: list[str]
 ) -> None:
     link, behind, other = linked
     server: Server = serve([link.endpoint, other.endpoint])
@@ -601,7 +602,7 @@ class Namespace(NamedTuple):
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    """A network of its own with one cable to ours; skips where the system gives none that carries anything."""
+    """A network namespace with one cable to ours. Skips if the system has none that carries data."""
     number = os.getpid() % 16384
     net = f"10.213.{number // 64}.{number % 64 * 4}"
     here, there = (f"{net.rpartition('.')[0]}.{int(net.rpartition('.')[2]) + i}" for i in (1, 2))
@@ -624,7 +625,7 @@ def namespace() -> Iterator[Namespace]:
         try:
             socket.create_connection((there, 9), 5).close()
         except ConnectionRefusedError:
-            pass  # nobody listens, which the other end has told us
+            pass  # the port is closed, as the other end has reported
         except OSError as error:
             pytest.skip(f"CABLE NOT PULLED: packets do not reach the other network: {error}")
         yield Namespace(name, theirs, there)
@@ -634,10 +635,10 @@ def namespace() -> Iterator[Namespace]:
 
 
 @pytest.mark.full
-def test_cable_pulled(
+def test_a_pulled_cable(
     namespace: Namespace, worker: Start, serve: Start, expected: list[str], pair: tuple[Worker, Worker]
 ) -> None:
-    """Packets get lost without a word: the worker is there, the way to it is not. Once it comes back, once not."""
+    """Packets are lost without an error. The cable returns once, and once it does not."""
     name, cable, address = namespace
     away: Worker = worker(host=address, prefix=["ip", "netns", "exec", name])
     server: Server = serve([away.endpoint, pair[0].endpoint], "--rpc-failover", "3")
@@ -663,8 +664,8 @@ def test_cable_pulled(
     away.kill()
 
 
-class RealWorker:
-    """ggml-rpc-server with one thread. It may die of SIGPIPE when it answers somebody who is gone."""
+class GgmlWorker:
+    """ggml-rpc-server with one thread. It may die of SIGPIPE when it responds to a client that is gone."""
 
     def __init__(self, programs: Path, log: Path, host: str, port: int, prefix: Sequence[str] = ()) -> None:
         program = str(programs / "ggml-rpc-server")
@@ -693,8 +694,8 @@ class RealWorker:
             self.start()
 
 
-def still_there(server: Server, streams: Streams, real: RealWorker) -> None:
-    """All answers are complete; ggml's bits depend on who else is in a batch."""
+def are_complete(server: Server, streams: Streams, real: GgmlWorker) -> None:
+    """Check that all answers are complete. ggml's bits depend on the other sequences of a batch."""
     until(lambda: streams.over or real.revive(), "the answers end")
     streams.finish()
     healthy(server)
@@ -703,13 +704,13 @@ def still_there(server: Server, streams: Streams, real: RealWorker) -> None:
 
 @pytest.mark.full
 @pytest.mark.interop
-def test_the_real_worker_is_killed_and_then_busy(
+def test_a_killed_ggml_worker_that_returns_busy(
     peer_bin: Path, pair: tuple[Worker, Worker], serve: Start, tmp_path: Path
 ) -> None:
-    """It serves one client at a time: another one is there first, and we wait in line instead of coming again."""
+    """It serves one client at a time: the server waits in its queue instead of reconnecting."""
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
-    real = RealWorker(peer_bin, tmp_path / "log", HOST, port)
+    real = GgmlWorker(peer_bin, tmp_path / "log", HOST, port)
     try:
         server: Server = serve([real.endpoint, pair[0].endpoint])
         streams = Streams(server)
@@ -721,7 +722,7 @@ def test_the_real_worker_is_killed_and_then_busy(
             first: list[Any] = []
 
             def ours() -> bool:
-                """Whether another client got hold of it before the server did."""
+                """Return True if another client connected before the server."""
                 real.revive()
                 with suppress(DeviceError):
                     first.extend(connect(real.endpoint, timeout=2))
@@ -731,23 +732,23 @@ def test_the_real_worker_is_killed_and_then_busy(
                     first.pop().close()
                 return server.health()[0] == 200
 
-            until(ours, "somebody is connected")
+            until(ours, "a client is connected")
             stack.callback(lambda: [device.close() for device in first])
             time.sleep(5 if first else 0)
             assert not first or "busy with another client" in server.health()[1]["error"]["message"]
-        still_there(server, streams, real)
+        are_complete(server, streams, real)
     finally:
         real.kill()
 
 
 @pytest.mark.full
 @pytest.mark.interop
-def test_cable_of_the_real_worker_pulled(
+def test_a_pulled_cable_of_a_ggml_worker(
     peer_bin: Path, namespace: Namespace, pair: tuple[Worker, Worker], serve: Start, tmp_path: Path
 ) -> None:
-    """It has no second connection for signs of life: what the kernel hears of it tells."""
+    """It has no second connection for heartbeats: the loss shows in the kernel's TCP state."""
     name, cable, address = namespace
-    real = RealWorker(peer_bin, tmp_path / "log", address, 50052, ["ip", "netns", "exec", name])
+    real = GgmlWorker(peer_bin, tmp_path / "log", address, 50052, ["ip", "netns", "exec", name])
     try:
         server: Server = serve([real.endpoint, pair[0].endpoint])
         streams = Streams(server)
@@ -756,6 +757,6 @@ def test_cable_of_the_real_worker_pulled(
         error = until(lambda: server.health()[1].get("error"), "503 of /health")
         assert real.endpoint in error["worker"]
         subprocess.run(["ip", "-n", name, "link", "set", cable, "up"], check=True)
-        still_there(server, streams, real)
+        are_complete(server, streams, real)
     finally:
         real.kill()

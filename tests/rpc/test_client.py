@@ -1,4 +1,4 @@
-"""RemoteDevice against a scripted worker: what goes over the wire, and what is noticed when it fails."""
+"""RemoteDevice against a scripted worker: requests on the wire, and detection of failures."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def numbers(n: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def held(worker: ScriptedWorker, device: RemoteDevice, tensor: Tensor) -> bytes:
-    """The bytes of a tensor as the worker has them now."""
+    """Return the bytes of a tensor on the worker."""
     return device.read(tensor, 0, tensor.nbytes).result(60).tobytes()
 
 
 def when(kind: type, action: Callable[[], bytes | None]) -> Before:
-    """Does something instead of answering requests of a kind."""
+    """Return a callback that acts on requests of one kind instead of a response."""
     return lambda request, _: action() if isinstance(request, kind) else None
 
 
@@ -76,7 +76,7 @@ def test_devices_share_a_connection_and_are_numbered() -> None:
     with ScriptedWorker(devices=3) as worker:
         devices = connect(str(worker.endpoint), first_number=2)
         assert [d.name for d in devices] == [f"RPC{i}[{worker.endpoint}]" for i in (2, 3, 4)]
-        assert not devices[0].own and devices[0].endpoint == worker.endpoint
+        assert not devices[0].is_ours and devices[0].endpoint == worker.endpoint
         assert devices[1].memory() == (1 << 30, 1 << 30)
         assert 0 < devices[2].round_trip() < 10
         devices[0].place([g.new_tensor(T.I8, 100)])
@@ -98,19 +98,19 @@ def test_other_versions_are_refused(version: tuple[int, int, int]) -> None:
         connect(worker.endpoint)
 
 
-def test_another_patch_is_welcome() -> None:
+def test_another_patch_version_is_accepted() -> None:
     with device_of(ScriptedWorker(version=(7, 0, 9))) as device:
         assert device.lost is None
 
 
-def test_nobody_there() -> None:
+def test_a_closed_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConnectError, match=f"127.0.0.1:{port}.*is a worker running"):
         connect(f"127.0.0.1:{port}")
 
 
-def test_a_worker_that_serves_somebody_else() -> None:
+def test_a_worker_that_serves_another_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConnectError, match="does not greet"):
@@ -118,7 +118,7 @@ def test_a_worker_that_serves_somebody_else() -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 100, b"\xff" * 8])
-def test_a_greeting_that_is_none(greeting: bytes) -> None:
+def test_an_invalid_greeting(greeting: bytes) -> None:
     with (
         ScriptedWorker(before=when(wire.Hello, lambda: greeting)) as worker,
         pytest.raises(ConnectError, match="protocol"),
@@ -153,7 +153,7 @@ def test_placed_tensors_are_aligned_zero_and_apart() -> None:
         assert not worker.buffers
 
 
-def test_buffers_are_no_larger_than_the_worker_takes() -> None:
+def test_buffers_stay_below_the_worker_s_largest_size() -> None:
     worker = ScriptedWorker(max_size=1000)
     with device_of(worker) as device:
         tensors = [g.new_tensor(T.F32, 100, name=f"t{i}") for i in range(5)]
@@ -164,7 +164,7 @@ def test_buffers_are_no_larger_than_the_worker_takes() -> None:
 
 
 @pytest.mark.parametrize("size", [2_000_000, 100_000_000])
-def test_no_room_says_how_much_is_missing_and_takes_nothing(size: int) -> None:
+def test_a_full_worker_reports_the_missing_bytes(size: int) -> None:
     worker = ScriptedWorker(memory=1_500_000, max_size=1_000_000 if size < 10_000_000 else 1 << 40)
     with device_of(worker) as device:
         tensors = [g.new_tensor(T.I8, size // 4) for _ in range(4)]
@@ -180,13 +180,13 @@ def test_views_are_not_placed() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_padding_is_asked_for_where_a_back_end_may_want_it(own: bool) -> None:
+def test_alloc_sizes_are_requested_for_tensors_that_may_be_padded(own: bool) -> None:
     worker = ScriptedWorker(own=own)
     with device_of(worker) as device:
         odd, even, plain = g.new_tensor(T.Q8_0, 96, 4), g.new_tensor(T.Q8_0, 512, 4), g.new_tensor(T.F32, 96)
         device.place([odd, even, plain, g.new_tensor(T.Q8_0, 96, 4)])
         device.memory()
-        assert len(worker.of(wire.GetAllocSize)) == (0 if own else 1)  # asked once for the same shape
+        assert len(worker.of(wire.GetAllocSize)) == (0 if own else 1)  # one request for equal shapes
         assert len(worker.of(wire.InitTensor)) == (0 if own else 2)
         assert even.offset - odd.offset >= (odd.nbytes if own else 96 * 4 * 4 + 100)
 
@@ -198,7 +198,7 @@ def input_tensor(name: str, type: T, *ne: int) -> Tensor:
     return Graph().input(name, type, *ne)
 
 
-def test_an_input_is_sent_as_far_as_it_changes() -> None:
+def test_only_changed_bytes_of_an_input_are_sent() -> None:
     worker = ScriptedWorker()
     with device_of(worker) as device:
         mask, weight = input_tensor("mask", T.I8, 1000), g.new_tensor(T.I8, 1000, name="w")
@@ -258,7 +258,7 @@ def test_an_input_that_a_graph_writes_to_is_sent_whole() -> None:
             device.submit(graph)
         device.memory()
         names = [r.tensor.name for r in worker.of(wire.SetTensor)]
-        # before the graph is known, y is like any input
+        # before the graph is prepared, y is like any input
         assert (names.count(b"x"), names.count(b"y")) == (1, 3)
 
 
@@ -276,7 +276,7 @@ def test_data_may_change_once_written() -> None:
 
 
 @pytest.mark.parametrize(("offset", "n"), [(0, 17), (1, 16), (-1, 1)])
-def test_what_does_not_fit_is_refused(offset: int, n: int) -> None:
+def test_data_that_does_not_fit_is_rejected(offset: int, n: int) -> None:
     with device_of(ScriptedWorker()) as device:
         tensor = g.new_tensor(T.I8, 16)
         device.place([tensor])
@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_refused(offset: int, n: int) -> None:
             device.read(tensor, offset, n)
 
 
-def test_tensors_that_are_elsewhere_are_refused() -> None:
+def test_tensors_of_other_devices_are_rejected() -> None:
     with device_of(ScriptedWorker()) as one, device_of(ScriptedWorker()) as other:
         tensor = g.new_tensor(T.I8, 16)
         with pytest.raises(DeviceError, match="no memory"):
@@ -317,7 +317,7 @@ def test_reads_are_futures_in_order() -> None:
         assert not device.read(tensor, 0, 300_000).result(60).any()
 
 
-def test_a_batch_leaves_at_its_end() -> None:
+def test_a_batch_is_sent_at_its_end() -> None:
     worker = ScriptedWorker()
     with device_of(worker) as device:
         tensor = g.new_tensor(T.I8, 16)
@@ -357,7 +357,7 @@ def test_many_threads() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300), st.booleans(), st.booleans())
 def test_overlapping_copies(source: int, target: int, n: int, own: bool, copies: bool) -> None:
-    """As if through a third place; ggml's workers are never asked for a copy that overlaps itself."""
+    """The result is that of a copy through other memory. ggml's workers never get a copy that overlaps itself."""
     worker = ScriptedWorker(own=own, copies=own or copies)
     with device_of(worker) as device:
         whole = g.new_tensor(T.I8, 600)
@@ -370,7 +370,7 @@ def test_overlapping_copies(source: int, target: int, n: int, own: bool, copies:
         assert device.lost is None
 
 
-def test_a_copy_by_a_little_goes_through_other_memory() -> None:
+def test_a_copy_over_a_short_distance_goes_through_other_memory() -> None:
     worker = ScriptedWorker()
     with device_of(worker) as device:
         whole = g.new_tensor(T.I8, 100_001)
@@ -390,7 +390,7 @@ def test_copies_must_match() -> None:
             device.copy(a, b)
 
 
-def test_a_copy_that_fails_later_is_told_by_the_next_call() -> None:
+def test_the_next_call_raises_the_error_of_a_copy() -> None:
     worker = ScriptedWorker()
     with device_of(worker) as device:
         a, b = g.new_tensor(T.I8, 10), g.new_tensor(T.I8, 10)
@@ -418,8 +418,8 @@ def sums(n: int) -> tuple[Graph, list[Tensor]]:
 
 
 @pytest.mark.parametrize(("version", "commands"), [((7, 0, 0), "crcrcrrcr"), ((8, 0, 0), "crcrrrrcr")])
-def test_a_graph_that_comes_again_goes_by_name(version: tuple[int, int, int], commands: str) -> None:
-    """In 7.0 that of the last one, in 8.0 that of any."""
+def test_a_known_graph_is_sent_by_name(version: tuple[int, int, int], commands: str) -> None:
+    """In 7.0 the device's last graph, in 8.0 any."""
     worker = ScriptedWorker(version=version)
     with device_of(worker) as device:
         (one, tensors), (two, more) = sums(4), sums(4)
@@ -442,8 +442,8 @@ def test_a_graph_that_comes_again_goes_by_name(version: tuple[int, int, int], co
             device.submit(one)
 
 
-def test_a_worker_of_ggml_forgets_all_graphs_with_any_buffer() -> None:
-    """Also those of its other devices, and when a buffer that was too much is given back at once."""
+def test_a_freed_buffer_makes_a_worker_forget_all_graphs() -> None:
+    """Also graphs of its other devices, and after a buffer that was allocated in vain."""
     with ScriptedWorker(devices=2) as worker:
         one, two = connect(worker.endpoint)
         graph, tensors = sums(4)
@@ -517,7 +517,7 @@ def test_outputs_must_be_bound() -> None:
             device.submit(graph)
 
 
-def test_data_without_memory_is_named() -> None:
+def test_data_without_memory_is_an_error() -> None:
     with device_of(ScriptedWorker(own=True)) as device:
         graph, (_, y) = sums(4)
         device.place([y])
@@ -533,7 +533,7 @@ def weights(*sizes: int) -> list[tuple[Tensor, Any]]:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_tried_by_hash(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "HASH_THRESHOLD", 1000)
     monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1000)
     worker = ScriptedWorker(own=own)
@@ -561,7 +561,7 @@ def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatc
                 buffer.free()
 
 
-def test_hashes_are_computed_only_where_they_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_unknown_hashes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "HASH_THRESHOLD", 1000)
     monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1000)
     monkeypatch.setattr(upload, "fnv1a_many", lambda arrays: pytest.fail("hashed again"))
@@ -570,7 +570,7 @@ def test_hashes_are_computed_only_where_they_are_not_known(monkeypatch: pytest.M
         device.load(pairs)
 
 
-def test_a_load_that_fails_gives_its_memory_back() -> None:
+def test_a_failed_load_frees_its_memory() -> None:
     with device_of(ScriptedWorker()) as device:
         pairs = weights(100)
         with pytest.raises(DeviceError, match="99 bytes"):
@@ -584,7 +584,7 @@ def test_a_load_that_fails_gives_its_memory_back() -> None:
         assert device.memory()[0] == 1 << 30
 
 
-def test_known_hashes_last_as_long_as_the_files(tmp_path: Path) -> None:
+def test_known_hashes_are_dropped_when_a_file_changes(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"one")
     known = KnownHashes([model], tmp_path / "hashes")
@@ -621,7 +621,7 @@ LIES: dict[type[wire.Request], Callable[[int], wire.Response]] = {
 
 
 class LyingWorker(ScriptedWorker):
-    """Closes connections whose requests its own lies have led astray."""
+    """Returns false numbers, and closes connections whose later requests follow from them."""
 
     def _answer(self, request: wire.Request, bulk: bytes) -> bytes | None:
         try:
@@ -632,7 +632,7 @@ class LyingWorker(ScriptedWorker):
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", LIES, ids=lambda kind: kind.__name__)
-def test_no_number_of_a_worker_leads_to_a_fault_without_a_name(
+def test_false_numbers_of_a_worker_raise_named_errors(
     kind: type[wire.Request], own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_ASK_FIRST", 1)
@@ -679,7 +679,7 @@ def _copy(device: RemoteDevice) -> None:
 
 @contextmanager
 def losing(before: Before, **options: Any) -> Iterator[tuple[RemoteDevice, Tensor, list[DeviceLost]]]:
-    """A device that is about to be lost, a tensor on it, and what its callback is told."""
+    """Yield a device that is about to be lost, a tensor on it, and the calls of its callback."""
     worker = ScriptedWorker(own=options.pop("own", False))
     reply_timeout = options.pop("reply_timeout", None)
     with device_of(worker, **options) as device:
@@ -716,7 +716,7 @@ def losing(before: Before, **options: Any) -> Iterator[tuple[RemoteDevice, Tenso
         (lambda: b"\xff" * 20, "protocol"),
     ],
 )
-def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: str | None) -> None:
+def test_loss_with_a_pending_response(action: Callable[[], bytes | None], why: str | None) -> None:
     with losing(when(wire.GetTensor, action)) as (device, tensor, _):
         with device.batch():
             futures = [device.read(tensor, 0, 100_000) for _ in range(3)]
@@ -730,7 +730,7 @@ def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: st
                 future.result(60)
 
 
-def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_for_ever() -> None:
+def test_a_trickled_response_times_out() -> None:
     with losing(when(wire.GetTensor, lambda: (100_000).to_bytes(8, "little") + bytes(500))) as (device, tensor, _):
         future = device.read(tensor, 0, 100_000)
         until(lambda: not device._connection._reader.n_expected, "some of the bytes come")
@@ -739,7 +739,7 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_for_ever() -> None:
             future.result(60)
 
 
-def test_the_end_in_the_middle_of_an_answer() -> None:
+def test_a_connection_closed_in_the_middle_of_a_response() -> None:
     begun = threading.Event()
 
     def begin(request: wire.Request, _: int) -> bytes | None:
@@ -758,7 +758,7 @@ def test_the_end_in_the_middle_of_an_answer() -> None:
             future.result(60)
 
 
-def test_an_answer_to_no_question() -> None:
+def test_a_response_to_no_request() -> None:
     def shout(request: wire.Request, _: int) -> bytes | None:
         return b"\1" * 9 if isinstance(request, wire.SetTensor) else None
 
@@ -769,7 +769,7 @@ def test_an_answer_to_no_question() -> None:
 
 
 @pytest.mark.slow
-def test_no_answer_in_time() -> None:
+def test_a_late_response() -> None:
     with (
         losing(when(wire.GetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
         pytest.raises(DeviceLost, match="not answered for"),
@@ -778,8 +778,8 @@ def test_no_answer_in_time() -> None:
 
 
 @pytest.mark.slow
-def test_data_that_is_not_taken() -> None:
-    """A worker that reads no more: the thread that sends comes back too."""
+def test_a_worker_that_does_not_read() -> None:
+    """The blocked sending thread returns, too."""
     with (
         losing(when(wire.SetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
         pytest.raises(DeviceLost, match="not answered"),
@@ -789,7 +789,7 @@ def test_data_that_is_not_taken() -> None:
 
 
 @pytest.mark.slow
-def test_our_worker_is_asked_for_signs_of_life() -> None:
+def test_our_worker_gets_heartbeats() -> None:
     frozen = threading.Event()
 
     def freeze(request: wire.Request, connection: int) -> None:
@@ -803,7 +803,7 @@ def test_our_worker_is_asked_for_signs_of_life() -> None:
             device.read(tensor, 0, 1).result(60)
 
 
-def test_our_worker_that_does_not_answer_a_second_connection() -> None:
+def test_our_worker_without_a_second_connection() -> None:
     def only_one(request: wire.Request, connection: int) -> None:
         if connection > 1:
             raise EOFError
@@ -814,14 +814,14 @@ def test_our_worker_that_does_not_answer_a_second_connection() -> None:
     assert threading.active_count() <= before
 
 
-def test_a_quiet_worker_is_not_lost() -> None:
-    """Time counts only while an answer is due."""
+def test_an_idle_worker_is_not_lost() -> None:
+    """Time counts only while a response is pending."""
     with device_of(ScriptedWorker(own=True)) as device:
         assert device.memory()[1] == 1 << 30
-        until(lambda: device._connection.stalled() == 0.0)
+        until(lambda: device._connection.stalled_seconds() == 0.0)
 
 
-def test_closing_is_no_loss() -> None:
+def test_closing_is_not_a_loss() -> None:
     told: list[DeviceLost] = []
     worker = ScriptedWorker(own=True)
     with device_of(worker) as device:
@@ -862,7 +862,7 @@ def test_no_threads_are_left() -> None:
     assert threading.active_count() <= before
 
 
-def test_a_count_of_devices_that_never_comes() -> None:
+def test_a_worker_that_does_not_report_its_devices() -> None:
     with ScriptedWorker(before=when(wire.DeviceCount, close_it)) as worker, pytest.raises(DeviceLost):
         connect(worker.endpoint)
 
@@ -873,5 +873,5 @@ def test_a_connection_lost_from_its_own_callback_can_be_closed() -> None:
         connection.on_lost(lambda why: connection.close())
         worker.before = when(wire.DeviceCount, close_it)
         with pytest.raises(DeviceLost):
-            connection.ask(wire.DeviceCount()).result(60)
+            connection.start_call(wire.DeviceCount()).result(60)
         connection.close()

@@ -1,4 +1,4 @@
-"""RemoteDevice drives real ggml-rpc-servers."""
+"""RemoteDevice with llama.cpp's ggml-rpc-server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def device(peer_bin: Path) -> Iterator[RemoteDevice]:
 
 
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
-def test_models_compute_what_they_mean(device: RemoteDevice, make: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_model_computes_the_right_logits(device: RemoteDevice, make: Callable[..., Path], tmp_path: Path) -> None:
     """A prompt, tokens after it by GRAPH_RECOMPUTE, and a prompt again; keys and values stay on the worker."""
     path = make(tmp_path / "m.gguf", wtype="F32")
     model, reference = RemoteModel(path, device), ReferenceModel(path)
@@ -50,8 +50,8 @@ def test_models_compute_what_they_mean(device: RemoteDevice, make: Callable[...,
     assert_close(model.logits(prompt), right, 2e-3)
 
 
-def test_a_model_over_8(peer_bin: Path, tmp_path: Path) -> None:
-    """The real back end behind a stand-in for its newer self: two graphs that alternate are sent once each."""
+def test_a_model_over_protocol_8(peer_bin: Path, tmp_path: Path) -> None:
+    """ggml's back end behind a translator to 8.0: two alternating graphs are sent once each."""
     path = make_llama(tmp_path / "m.gguf", wtype="F32")
     with peer_worker(peer_bin) as (endpoint, _), Translator(int(endpoint.rpartition(":")[2]), newer=True) as stand_in:
         device = connect_soon(f"127.0.0.1:{stand_in.port}")
@@ -67,8 +67,8 @@ def test_a_model_over_8(peer_bin: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wtype", ["Q4_0", "Q8_0", "Q4_K"])
-def test_quantised_weights(device: RemoteDevice, wtype: str, tmp_path: Path) -> None:
-    """Rows of 256: what a back end might pad goes through GET_ALLOC_SIZE and INIT_TENSOR. It quantizes activations."""
+def test_quantized_weights(device: RemoteDevice, wtype: str, tmp_path: Path) -> None:
+    """Rows of 256: tensors that may be padded go through GET_ALLOC_SIZE and INIT_TENSOR. Activations are quantized."""
     path = make_llama(tmp_path / "m.gguf", wtype=wtype, n_embd=256, n_ff=512)
     model, reference = RemoteModel(path, device), ReferenceModel(path)
     prompt = [5, 99, 200, 17]
@@ -78,7 +78,7 @@ def test_quantised_weights(device: RemoteDevice, wtype: str, tmp_path: Path) -> 
 
 
 def test_activations_in_a_crowded_buffer(device: RemoteDevice) -> None:
-    """A chain whose results live for different times: any overlap would show."""
+    """A chain whose results live for different times, so that any overlap shows."""
     graph = Graph()
     x = graph.input("x", T.F32, 1000)
     values = [x]
@@ -115,7 +115,7 @@ def test_copies(device: RemoteDevice, source: int, target: int, n: int) -> None:
     np.testing.assert_array_equal(device.read(whole, 0, 10_000).result(60), data)
 
 
-def test_more_than_there_is(device: RemoteDevice) -> None:
+def test_an_allocation_beyond_the_memory(device: RemoteDevice) -> None:
     free = device.memory()[0]
     tensors = [g.new_tensor(T.I8, 1 << 30, free >> 30) for _ in range(3)]
     with pytest.raises(DeviceError, match=rf"{device.name.split('[')[0]}.* lacks [\d,.]+ MB"):
@@ -136,7 +136,7 @@ def test_its_cache_is_used(peer_bin: Path, tmp_path: Path) -> None:
             for tensor, right in pairs:
                 np.testing.assert_array_equal(device.read(tensor, 0, tensor.nbytes).result(60), right)
             assert sum(done) == sum(d.nbytes for _, d in pairs)
-            # what comes from the cache is reported in one piece
+            # a cached weight is reported in one piece
             assert (max(done) < 11 << 20) == (turn == 0)
             device.close()
         files = {p.name: p.read_bytes() for p in (tmp_path / "rpc").iterdir()}

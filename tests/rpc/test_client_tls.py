@@ -1,16 +1,15 @@
-"""RemoteDevice over TLS, against a scripted worker."""
+"""RemoteDevice over TLS: data in both directions, and errors that name the remedy."""
 
 from __future__ import annotations
 
-import shutil
 import socket
-import ssl
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scripted_worker import ScriptedWorker
+from test_endpoint import Authority
 
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -20,24 +19,15 @@ from llamado.rpc.transport import ConnectError
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make certificates")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=worker"
-    command += f" -addext subjectAltName=IP:127.0.0.1 -out {cert} -keyout {key}"
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return cert, key
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
-def test_data_in_both_directions_at_once(pair: tuple[str, str], own: bool) -> None:
-    cert, key = pair
-    with ScriptedWorker(own=own, tls=server_tls(cert, key, cert)) as worker:
-        device = connect(worker.endpoint, tls=client_tls(cert, cert, key))[0]
+def test_data_in_both_directions_at_once(authority: Authority, own: bool) -> None:
+    with ScriptedWorker(own=own, tls=server_tls(authority.cert, authority.key, authority.pem)) as worker:
+        device = connect(worker.endpoint, tls=client_tls(authority.pem, authority.cert, authority.key))[0]
         assert device.name == f"RPC0[tls://127.0.0.1:{worker.endpoint.port}]"
         tensors = [g.new_tensor(T.I8, 1_000_000, name=f"t{i}") for i in range(3)]
         device.place(tensors)
@@ -57,35 +47,30 @@ def test_data_in_both_directions_at_once(pair: tuple[str, str], own: bool) -> No
         device.close()
 
 
-def test_an_unknown_authority(pair: tuple[str, str]) -> None:
-    with (
-        ScriptedWorker(tls=server_tls(*pair)) as worker,
-        pytest.raises(ConnectError, match=r"not trusted.*--rpc-ca"),
-    ):
-        connect(worker.endpoint)
+def test_a_client_without_a_trusted_certificate(authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path)
+    with ScriptedWorker(tls=server_tls(authority.cert, authority.key, authority.pem)) as worker:
+        with pytest.raises(ConnectError, match=r"not trusted.*--rpc-ca"):
+            connect(worker.endpoint, tls=client_tls(other.pem))
+        for certificate in ((), (other.cert, other.key)):
+            with pytest.raises(ConnectError, match="--rpc-cert"):
+                connect(worker.endpoint, tls=client_tls(authority.pem, *certificate))
 
 
-def test_a_client_without_a_certificate(pair: tuple[str, str]) -> None:
-    cert, key = pair
-    with (
-        ScriptedWorker(tls=server_tls(cert, key, cert)) as worker,
-        pytest.raises(ConnectError, match="--rpc-cert"),
-    ):
-        connect(worker.endpoint, tls=client_tls(cert))
-
-
-def test_a_worker_without_tls(pair: tuple[str, str]) -> None:
+def test_a_worker_without_tls(authority: Authority) -> None:
     with ScriptedWorker() as worker, pytest.raises(ConnectError, match="TLS"):
-        connect(Endpoint(*worker.endpoint.address, True), tls=client_tls(pair[0]), timeout=1)
+        connect(Endpoint(*worker.endpoint.address, True), tls=client_tls(authority.pem), timeout=1)
 
 
-def test_a_worker_with_tls_that_is_asked_without(pair: tuple[str, str]) -> None:
-    with ScriptedWorker(tls=server_tls(*pair)) as worker, pytest.raises(ConnectError):
-        connect(Endpoint(*worker.endpoint.address), timeout=1)
+def test_a_plain_client_of_a_worker_with_tls(authority: Authority) -> None:
+    with ScriptedWorker(tls=server_tls(authority.cert, authority.key)) as worker:
+        hint = f"if it wants TLS, it is {worker.endpoint}, and its --allow has to name this machine"
+        with pytest.raises(ConnectError, match=hint):
+            connect(Endpoint(*worker.endpoint.address))
 
 
-def test_a_silent_worker() -> None:
+def test_a_silent_worker(authority: Authority) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], True)
         with pytest.raises(ConnectError, match="does it speak TLS"):
-            connect(endpoint, tls=ssl.create_default_context(), timeout=0.2)
+            connect(endpoint, tls=client_tls(authority.pem), timeout=0.2)

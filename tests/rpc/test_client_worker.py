@@ -1,4 +1,4 @@
-"""RemoteDevice and our own worker: the same bits as without a wire, and signs of life."""
+"""RemoteDevice with our own worker: the same bits as without a wire, and heartbeats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDe
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 @pytest.mark.parametrize("wtype", ["Q4_0", "F16"])
 def test_the_same_bits(device: RemoteDevice, make: Callable[..., Path], wtype: str, tmp_path: Path) -> None:
-    assert device.own
+    assert device.is_ours
     path = make(tmp_path / "m.gguf", wtype=wtype)
     cpu = CpuDevice(1)
     here, there = RemoteModel(path, cpu), RemoteModel(path, device)
@@ -61,8 +61,8 @@ def test_the_same_bits(device: RemoteDevice, make: Callable[..., Path], wtype: s
     cpu.close()
 
 
-def test_many_graphs_on_their_way(device: RemoteDevice, tmp_path: Path) -> None:
-    """Everything of several batches is sent before the first answer is looked at."""
+def test_many_graphs_in_flight(device: RemoteDevice, tmp_path: Path) -> None:
+    """Several batches are sent before the first response is read."""
     there = RemoteModel(make_llama(tmp_path / "m.gguf"), device)
     right = [there.logits([token], 0) for token in range(10)]
     graph = next(iter(there.graphs.values()))
@@ -107,7 +107,7 @@ def test_weights_by_hash(device: RemoteDevice, tmp_path: Path) -> None:
         buffers[0].free()
 
 
-def test_two_masters(device: RemoteDevice) -> None:
+def test_two_clients(device: RemoteDevice) -> None:
     other = connect(device.endpoint)[0]
     tensors = [g.new_tensor(T.I8, 1000) for _ in range(2)]
     for i, (one, tensor) in enumerate(zip((device, other), tensors, strict=True)):
@@ -119,8 +119,8 @@ def test_two_masters(device: RemoteDevice) -> None:
     assert device.lost is None
 
 
-def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They own nothing, so they are let go where many connect; whoever has memory there is not lost by it."""
+def test_heartbeats_reconnect_after_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeat connections own no buffers, so a crowded worker closes them. The client with buffers is not lost."""
     beats = Patience.of(60)._replace(interval=0.02)
     monkeypatch.setattr(Patience, "of", lambda seconds: beats)
     cpu = CpuDevice(1)
@@ -156,7 +156,7 @@ def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkey
             until(lambda: len(answered) >= 2 or device.lost is not None)
             assert not any(answered), answered
             until(lambda gone=beating: gone not in worker._sessions)  # type: ignore[misc]
-            until(lambda: len(worker._sessions) == 2)  # whoever was turned away leaves, too
+            until(lambda: len(worker._sessions) == 2)  # the rejected connection ends, too
             assert turned_away
         assert device.read(tensor, 0, 1000).result(60).tolist() == [7] * 1000
         device.close()
@@ -181,7 +181,7 @@ def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         device = connect_soon(f"127.0.0.1:{port}", alive_timeout=1.0)
-        assert device.own
+        assert device.is_ours
         tensor = g.new_tensor(T.I8, 1000)
         device.place([tensor])
         lost = threading.Event()

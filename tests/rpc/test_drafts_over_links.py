@@ -1,4 +1,4 @@
-"""Drafts where the model, or the one that drafts, is on workers: windows on their way, and a worker that is lost."""
+"""Speculative decoding with the model or the draft model on workers: draft windows in flight, and a lost worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from drafted_answers import Free, answers, told
+from drafted_answers import FreeDrafts, answers, told
 from tiny import TINY, make
 from tiny_models import make_llama
 from wire_client import running
@@ -42,8 +42,7 @@ def worker() -> Iterator[Worker]:
 def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model is the model itself: every draft is right, and batches follow each other without a pause.
 
-    How long windows should be depends on how long links and devices take, and is tested with times of their own; here
-    they have one length.
+    The length of windows is fixed here; its choice by the speed of links and devices has its own tests.
     """
     monkeypatch.setattr(DraftWindow, "length", 4)
     with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
@@ -63,7 +62,7 @@ def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             with LoadedModel.load(model, options) as llama:
                 assert isinstance(llama.engine, Engine)
                 if kinds and llama.engine._drafts is not None:
-                    llama.engine._drafts.cost = Free()
+                    llama.engine._drafts.cost = FreeDrafts()
                 results = answers(llama)
                 assert told(results) == right
                 passes[kinds] = llama.engine.snapshot().counters.n_decode_total
@@ -74,8 +73,8 @@ def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "qwen35"])
-def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> None:
-    """Its own drafts, which are right, and those of another one with its vocabulary, which are wrong."""
+def test_windows_of_a_recurrent_model(name: str, tmp_path: Path) -> None:
+    """Its own drafts, which are right, and those of another model with its vocabulary, which are wrong."""
     path, other = (make(TINY[name], tmp_path / f"{i}.gguf", seed=i) for i in (1, 2))
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
@@ -86,7 +85,7 @@ def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> 
             options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=drafts)
             with LoadedModel.load(path, options) as llama:
                 assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
-                llama.engine._drafts.cost = Free()
+                llama.engine._drafts.cost = FreeDrafts()
                 results = answers(llama)
                 assert told(results) == right
                 rate = sum(r.timings.draft_n_accepted for r in results) / sum(r.timings.draft_n for r in results)
@@ -94,8 +93,8 @@ def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_draft_model_on_a_worker_that_is_lost(model: Path) -> None:
-    """It drafts on the worker; when that is gone answers go on without drafts."""
+def test_a_lost_worker_with_the_draft_model(model: Path) -> None:
+    """Answers go on without drafts."""
     with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
     with ExitStack() as lost:
@@ -104,7 +103,7 @@ def test_a_draft_model_on_a_worker_that_is_lost(model: Path) -> None:
         drafts = DraftOptions(kinds=("draft-simple",), model=ModelSource(spec=str(model)), split=own)
         with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1, drafts=drafts)) as llama:
             assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
-            llama.engine._drafts.cost = Free()
+            llama.engine._drafts.cost = FreeDrafts()
             results = answers(llama)
             assert told(results) == right and any(r.timings.draft_n_accepted for r in results)
             (kind,) = llama.engine._drafts.kinds

@@ -1,15 +1,12 @@
-"""Addresses of workers, and TLS contexts that say what is wrong with a file."""
+"""Addresses of workers, and TLS contexts with errors that name the faulty file."""
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
 import trustme
-from waiting import GUARD
 
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls, server_tls
 
@@ -43,7 +40,7 @@ def test_default_port() -> None:
     ["", ":50052", "worker:", "worker:x", "worker:0", "worker:65536", "worker:-1", "worker:1.5", "worker:١",
      "::1", "[::1", "[::1]x", "[]:1", "http://worker", "tls://", "a b:1", "worker:1:2", "worker/x", "user@worker"],
 )  # fmt: skip
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(EndpointError) as error:
         Endpoint.parse(text)
     assert repr(text) in str(error.value)
@@ -51,7 +48,7 @@ def test_what_is_no_address(text: str) -> None:
 
 @pytest.mark.parametrize("host", ["h" * 100_000, "h" * 64, "a..b", "h\0", "h\x1b[0m", "ä" * 60, "a." * 127 + "b"])
 @pytest.mark.parametrize("form", ["{}", "tls://{}:7", "[{}]:7", "x://{}", "h:{}"])
-def test_names_that_dns_cannot_have(host: str, form: str) -> None:
+def test_names_that_are_invalid_in_dns(host: str, form: str) -> None:
     with pytest.raises(EndpointError) as error:
         Endpoint.parse(form.format(host))
     assert len(str(error.value)) < 2000
@@ -67,7 +64,7 @@ class Authority:
         self.cert, self.key = self.issue(folder, "")
 
     def issue(self, folder: Path, name: str) -> tuple[str, str]:
-        """The files of a new certificate and its key; `name` begins theirs."""
+        """Return the files of a new certificate and its key, whose names start with `name`."""
         cert, key = str(folder / f"{name}cert.pem"), str(folder / f"{name}key.pem")
         own = self.ca.issue_cert("127.0.0.1", "localhost")
         own.private_key_pem.write_to_path(key)
@@ -79,50 +76,6 @@ class Authority:
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
-
-
-def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    """What a client hears from a server that says "hello" once TLS stands; raises what the client meets."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            sock, _ = listener.accept()
-            with sock:
-                try:
-                    with server.wrap_socket(sock, server_side=True) as secure:
-                        secure.sendall(b"hello")
-                except OSError:
-                    pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            with (
-                socket.create_connection(listener.getsockname(), timeout=GUARD) as sock,
-                client.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
-            ):
-                return secure.recv(5)
-        finally:
-            thread.join(GUARD)
-
-
-def test_both_ends_meet(authority: Authority) -> None:
-    server = server_tls(authority.cert, authority.key, authority.pem)
-    assert shake(server, client_tls(authority.pem, authority.cert, authority.key)) == b"hello"
-
-
-def test_a_client_without_a_certificate_hears_nothing(authority: Authority) -> None:
-    server = server_tls(authority.cert, authority.key, authority.pem)
-    with pytest.raises(OSError):
-        assert not shake(server, client_tls(authority.pem))
-        raise ConnectionResetError  # closed without a word
-
-
-def test_a_client_does_not_trust_another_authority(authority: Authority, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake(server_tls(authority.cert, authority.key), client_tls(other.pem))
 
 
 def test_old_versions_are_off(authority: Authority) -> None:

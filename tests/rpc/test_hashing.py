@@ -38,7 +38,7 @@ def test_equals_the_definition(data: bytes) -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 60))
-def test_goes_on_where_it_stopped(data: bytes, cut: int) -> None:
+def test_a_hash_can_be_continued(data: bytes, cut: int) -> None:
     whole = array(data)
     assert fnv1a(whole[cut:], fnv1a(whole[:cut])) == plain(data)
 
@@ -55,6 +55,6 @@ def test_several_threads() -> None:
         assert [*threads.map(fnv1a, data)] == fnv1a_many(list(data))
 
 
-def test_gaps_are_refused() -> None:
+def test_arrays_with_gaps_are_rejected() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         fnv1a(np.zeros(10, np.uint8)[::2])

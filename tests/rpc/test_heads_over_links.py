@@ -1,4 +1,4 @@
-"""Heads draft here where the model is on workers: hidden states come back with the logits, or not at all."""
+"""Draft heads on this machine with the model on workers: hidden states return with the logits, or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafted_answers import Free, answers, told
+from drafted_answers import FreeDrafts, answers, told
 from headed_models import make_headed
 from wire_client import running
 
@@ -36,9 +36,9 @@ def tapped(latency: float) -> Iterator[Tap]:
 
 @pytest.mark.full
 def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head is the model's layer: every draft is right, and windows follow each other before the first is known.
+    """The head is the model's layer: every draft is right, and windows follow each other before the first is verified.
 
-    They have one length here, not that which links and devices make them have.
+    Their length is fixed here.
     """
     monkeypatch.setattr(DraftWindow, "length", 4)
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
@@ -53,7 +53,7 @@ def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             with LoadedModel.load(path, options) as llama:
                 assert isinstance(llama.engine, Engine)
                 if llama.engine._drafts is not None:
-                    llama.engine._drafts.cost = Free()
+                    llama.engine._drafts.cost = FreeDrafts()
                 results = answers(llama)
                 assert told(results) == right
                 passes[kinds] = llama.engine.snapshot().counters.n_decode_total
@@ -63,8 +63,8 @@ def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.full
-def test_a_worker_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Sequences are read again when it is back, and drafted for; answers go on as if nothing had been."""
+def test_a_lost_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After its return, sequences are read again and drafted for; answers go on with the same bytes."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama, 120))
@@ -75,7 +75,7 @@ def test_a_worker_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=DraftOptions(kinds=("draft-mtp",), most=4))
         with LoadedModel.load(path, options) as llama:
             assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
-            llama.engine._drafts.cost = Free()
+            llama.engine._drafts.cost = FreeDrafts()
             before = answers(llama, 120)
             assert told(before) == right and sum(r.timings.draft_n_accepted or 0 for r in before) > 20
             found: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""An importance matrix of a model that is divided among workers."""
+"""An importance matrix of a model that is split over workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def devices() -> Iterator[list[CpuDevice]]:
 def test_the_sums_are_those_of_one_machine(
     tmp_path: Path, devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Sums are computed where the weights are, experts' too; the bits do not tell where."""
+    """Sums are computed where the weights are, for experts, too; their bits do not depend on the device."""
     model = tmp_path / "m.gguf"
     if kind == "llama":
         make_llama(model, n_layer=4, wtype="F32", n_embd=64, n_ff=128)

@@ -1,4 +1,4 @@
-"""A worker that joins servers by itself, tells the network, and leaves before it ends."""
+"""A worker that joins servers, announces itself, and leaves before it ends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from zeroconf import ServiceStateChange
 from llamado.devices.cpu.device import CpuDevice
 from llamado.rpc.discovery import Announcement, Discovery, read_share
 from llamado.rpc.endpoint import Endpoint
-from llamado.rpc.worker.join import JoinError, ServerMembership, described, server_url
+from llamado.rpc.worker.join import JoinError, ServerMembership, join_body, server_url
 
 LOOPBACK = ("127.0.0.1",)
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers joining workers as told, and notes what they say."""
+    """Sends prepared responses to joining workers and records their requests."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[tuple[str, str, Any]] = queue.Queue()
@@ -62,14 +62,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         thread.join(60)
 
 
-def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server: FakeServer) -> None:
+def test_a_worker_joins_a_server_and_is_drained(server: FakeServer) -> None:
     loading = (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
     joined = (200, {"endpoint": "10.0.0.2:50052", "devices": [{"device": "RPC0", "holds": "layer 1", "why": ""}]})
     server.answers = [loading, loading, joined]
     body = {"port": 50052, "tls": False, "share": 2.0, "devices": []}
     membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "secret", body, None)
     membership.start()
-    for _ in range(5):  # it says so again: the server may have been started anew
+    for _ in range(5):  # the request is repeated: the server may have restarted
         assert server.asked.get(timeout=60) == ("/cluster/join", "secret", body)
     membership.leave()
     membership.join(60)
@@ -80,7 +80,7 @@ def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server:
     assert [path for path, *_ in asked].count("/cluster/drain") == 1
 
 
-def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_never_joined_sends_no_drain(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "llamado")
     server.answers = [(401, {"error": {"message": "no"}})]
     membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
@@ -90,7 +90,7 @@ def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog:
         time.sleep(0.01)
     membership.leave()
     membership.join(60)
-    assert "401: no; it is asked again every 0.01 s" in caplog.messages[0]
+    assert "401: no; retrying every 0.01 s" in caplog.messages[0]
     asked = []
     while not server.asked.empty():
         asked.append(server.asked.get()[0])
@@ -98,20 +98,20 @@ def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog:
 
 
 @pytest.mark.slow
-def test_what_a_worker_says_of_itself() -> None:
+def test_the_body_of_a_join_request() -> None:
     device = CpuDevice(1)
-    body = described(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
+    body = join_body(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
     assert (body["endpoint"], body["share"]) == ("tls://10.0.0.2:50052", 1.5)
     (told,) = body["devices"]
     assert told["name"] == "CPU" and told["decode"] > 1e6 and told["free"] > 0
     for host in ("0.0.0.0", "::"):
-        body = described(Endpoint(host, 7), [], 1.0)
+        body = join_body(Endpoint(host, 7), [], 1.0)
         assert "endpoint" not in body and (body["port"], body["tls"]) == (7, False)
     device.close()
 
 
 @pytest.mark.parametrize("text", ["", "ftp://x", "http://", "://x"])
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_server_addresses(text: str) -> None:
     with pytest.raises(JoinError, match="expected HOST:PORT"):
         server_url(text)
 
@@ -122,7 +122,7 @@ def test_addresses() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_announced_worker_is_discovered_until_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     found: queue.Queue[tuple[str, float]] = queue.Queue()
     gone: queue.Queue[str] = queue.Queue()
     own = ("127.0.0.1:50123", "tls://127.0.0.1:50124")  # other tests' workers may be on the same machine
@@ -156,12 +156,12 @@ def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.Lo
     [("2.5", 2.5), ("0", 0.0), (None, 1.0), ("", 1.0), ("x", 1.0), ("inf", 1.0), ("nan", 1.0), ("-1", 1.0),
      ("1e300", 1.0)],
 )  # fmt: skip
-def test_shares_that_are_announced(text: str | None, share: float) -> None:
+def test_announced_shares(text: str | None, share: float) -> None:
     assert read_share(text) == share
 
 
 class FakeNetwork:
-    """Services of a network that tells of them only when asked."""
+    """Services of a network that respond only to queries."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -178,7 +178,7 @@ class FakeNetwork:
         pass
 
 
-def test_thousands_that_announce_themselves_hold_up_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_announcements_use_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     network, found, gone = FakeNetwork(), queue.Queue[tuple[str, float]](), queue.Queue[str]()
     monkeypatch.setattr("llamado.rpc.discovery._open", lambda interfaces: network)
     monkeypatch.setattr("zeroconf.ServiceBrowser", lambda *_, **__: SimpleNamespace(cancel=lambda: None))
@@ -202,7 +202,7 @@ def test_thousands_that_announce_themselves_hold_up_few_threads(monkeypatch: pyt
     discovery._changed(None, "", "w", ServiceStateChange.Added)  # type: ignore[arg-type]
     assert found.get(timeout=GUARD)
     until(lambda: threading.active_count() == before)
-    discovery._changed(None, "", "stranger", ServiceStateChange.Removed)  # type: ignore[arg-type]
+    discovery._changed(None, "", "unknown", ServiceStateChange.Removed)  # type: ignore[arg-type]
     discovery._changed(None, "", "w", ServiceStateChange.Removed)  # type: ignore[arg-type]
     assert gone.get(timeout=GUARD) == "10.0.0.2:7" and gone.empty()
     discovery.close()

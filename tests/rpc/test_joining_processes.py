@@ -1,4 +1,4 @@
-"""The commands themselves: workers join a server while it answers, leave it at SIGTERM, and join again."""
+"""The commands as processes: workers join a server during answers, leave it at SIGTERM, and join again."""
 
 from __future__ import annotations
 
@@ -129,14 +129,12 @@ def test_workers_join_leave_and_join_again(model: Path, start: Callable[..., Pro
     assert shown.returncode == 0 and f"RPC1[127.0.0.1:{workers[1]}]" in shown.stdout and "drained" in shown.stdout
     assert again.end() == 0 and second.end() == 0
     alone = httpx.post(f"{url}/completion", json={**ASKED, "n_predict": 1500, "cache_prompt": False}, timeout=300)
-    assert alone.json()["tokens"] == tokens, "and nobody is there any more"
+    assert alone.json()["tokens"] == tokens, "on the server alone"
     assert set(states(url)) == {None} and server.end() == 0
 
 
 @pytest.mark.full
-def test_strangers_do_not_join_and_certificates_let_friends_in(
-    model: Path, start: Callable[..., Program], tmp_path: Path
-) -> None:
+def test_joining_needs_a_token_or_a_certificate(model: Path, start: Callable[..., Program], tmp_path: Path) -> None:
     make(tmp_path, (), [()], 2)
     port, worker_port = free_port(), free_port()
     server = start("serve", "-m", str(model), "--port", str(port), "-t", "1", "-ts", "1", "--cluster-token", "secret",
@@ -147,16 +145,16 @@ def test_strangers_do_not_join_and_certificates_let_friends_in(
     worker = ("worker", "-t", "1", "-p", str(worker_port), "--join", f"https://127.0.0.1:{port}", "--tls-cert",
               f"{tmp_path}/worker1.pem", "--tls-key", f"{tmp_path}/worker1-key.pem", "--tls-client-ca",
               f"{tmp_path}/ca.pem")  # fmt: skip
-    stranger = start(*worker, "--token", "guessed")
-    stranger.expect("401: the header x-cluster-token")
-    stranger.kill()
+    unknown = start(*worker, "--token", "guessed")
+    unknown.expect("401: the header x-cluster-token")
+    unknown.kill()
     friend = start(*worker, "--token", "secret")
     friend.expect(rf"joined; RPC0\[tls://127.0.0.1:{worker_port}\]: layers")
     assert friend.end() == 0
 
 
 @pytest.mark.full
-def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[..., Program]) -> None:
+def test_an_announced_worker_is_joined(model: Path, start: Callable[..., Program]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = start("serve", "-m", str(model), "--port", str(port), "-t", "1", "-ts", "1", "-c", "1024", "--discover")

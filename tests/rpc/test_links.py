@@ -1,4 +1,4 @@
-"""Tensors that go from worker to worker: two workers spoken to byte by byte, and devices that are linked."""
+"""Links between workers: two workers driven byte by byte, and linked devices."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def bytes_of(seed: int, size: int = SIZE) -> bytes:
     return np.random.default_rng(seed).bytes(size)
 
 
-class Linked:
-    """A client of two workers, the first of which passes things on to the second."""
+class LinkedWorkers:
+    """A client of two workers with a link from the first to the second."""
 
     def __init__(self, first: Worker, second: Worker, size: int = SIZE) -> None:
         self.size = size
@@ -85,7 +85,7 @@ class Linked:
         return answer
 
     def waiting(self, sequence: int) -> threading.Thread:
-        """Somebody who has asked, and waits."""
+        """Return a client that waits for a response."""
         self.answers: list[Any] = []
 
         def ask() -> None:
@@ -109,8 +109,8 @@ class Linked:
 
 
 @pytest.fixture
-def linked(pair: tuple[Worker, Worker]) -> Iterator[Linked]:
-    linked = Linked(*pair)
+def linked(pair: tuple[Worker, Worker]) -> Iterator[LinkedWorkers]:
+    linked = LinkedWorkers(*pair)
     assert linked.link
     yield linked
     linked.close()
@@ -119,21 +119,21 @@ def linked(pair: tuple[Worker, Worker]) -> Iterator[Linked]:
 # -- the commands ------------------------------------------------------------------------------------------------------
 
 
-def test_what_one_worker_has_the_other_gets(linked: Linked) -> None:
+def test_a_pushed_tensor_arrives(linked: LinkedWorkers) -> None:
     linked.push(bytes_of(1), 1)
     assert linked.take(1).came and linked.held() == bytes_of(1)
     linked.push(bytes_of(2), 2)
     assert linked.take(2, SIZE).came and linked.held() == bytes_of(2)
 
 
-def test_it_is_waited_for(linked: Linked) -> None:
+def test_await_waits_for_a_push(linked: LinkedWorkers) -> None:
     thread = linked.waiting(1)
     linked.push(bytes_of(1), 1)
     thread.join(GUARD)
     assert linked.answers[0].came and linked.held() == bytes_of(1)
 
 
-def test_numbers_that_nobody_waits_for_are_dropped(linked: Linked) -> None:
+def test_earlier_deliveries_are_dropped(linked: LinkedWorkers) -> None:
     for number in range(1, 5):
         linked.push(bytes_of(number), number)
     for number in (3, 4):
@@ -141,8 +141,8 @@ def test_numbers_that_nobody_waits_for_are_dropped(linked: Linked) -> None:
 
 
 @pytest.mark.parametrize(("sequence", "size"), [(2, SIZE), (1, SIZE - 1)])
-def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: int) -> None:
-    """A number that was left out before, or another size: neither side waits for ever."""
+def test_an_unexpected_delivery_closes_the_inlet(linked: LinkedWorkers, sequence: int, size: int) -> None:
+    """A skipped number, or another size: neither side waits forever."""
     linked.push(bytes_of(1, size), sequence)
     assert linked.take(1) == wire.AwaitResponse(0, 0)
     linked.push(bytes_of(1), 1)
@@ -151,17 +151,17 @@ def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: i
 
 
 @pytest.mark.slow
-def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
-    """TCP holds it back: the worker that is to take it holds nothing of it."""
-    linked = Linked(*pair, size=LARGE)
-    lent = pair[1].state.devices[0].lent
+def test_a_full_connection_blocks_the_sender(pair: tuple[Worker, Worker]) -> None:
+    """TCP holds the data back; the receiving worker buffers none of it."""
+    linked = LinkedWorkers(*pair, size=LARGE)
+    before = pair[1].state.devices[0].allocated
     thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
     thread.start()
     time.sleep(0.1)
     assert thread.is_alive()
     busy = Client(pair[0])
     assert busy.number(wire.DeviceCount()) == 1  # others are served meanwhile
-    assert pair[1].state.devices[0].lent == lent
+    assert pair[1].state.devices[0].allocated == before
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
     thread.join(GUARD)
@@ -169,17 +169,17 @@ def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Wo
     busy.sock.close()
 
 
-# -- the end of somebody -----------------------------------------------------------------------------------------------
+# -- a worker or client ends -------------------------------------------------------------------------------------------
 
 
-def test_the_one_that_sends_is_gone(linked: Linked) -> None:
+def test_the_sending_worker_is_gone(linked: LinkedWorkers) -> None:
     thread = linked.waiting(1)
     linked.a.sock.close()
     thread.join(GUARD)
     assert linked.answers == [wire.AwaitResponse(0, 0)] and linked.b.number(wire.DeviceCount()) == 1
 
 
-def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker], caplog: Any) -> None:
+def test_the_receiving_worker_is_gone(linked: LinkedWorkers, pair: tuple[Worker, Worker], caplog: Any) -> None:
     linked.b.sock.close()
     until(lambda: pair[1].clients == 0)
     for number in range(1, 20):  # the first may still find room in a buffer
@@ -188,16 +188,16 @@ def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker],
     until(lambda: "link 1 broken" in caplog.text)
 
 
-def test_a_client_that_waits_hangs_up(linked: Linked, pair: tuple[Worker, Worker]) -> None:
+def test_a_client_hangs_up_during_await(linked: LinkedWorkers, pair: tuple[Worker, Worker]) -> None:
     linked.waiting(1)
     linked.b.sock.shutdown(socket.SHUT_RDWR)
     until(lambda: pair[1].clients == 0)
     assert not pair[1].state.inlets
 
 
-def test_a_client_whose_worker_sends_hangs_up(pair: tuple[Worker, Worker]) -> None:
-    """A worker that waits until another takes what it sends comes back."""
-    linked = Linked(*pair, size=LARGE)
+def test_a_client_hangs_up_during_push(pair: tuple[Worker, Worker]) -> None:
+    """The blocked sender returns."""
+    linked = LinkedWorkers(*pair, size=LARGE)
     linked.push(bytes_of(1, LARGE), 1)
     time.sleep(0.05)
     linked.a.sock.close()
@@ -205,16 +205,16 @@ def test_a_client_whose_worker_sends_hangs_up(pair: tuple[Worker, Worker]) -> No
     linked.close()
 
 
-def test_a_worker_that_ends_does_not_wait(device: CpuDevice) -> None:
+def test_a_stopping_worker_does_not_wait_for_a_link(device: CpuDevice) -> None:
     with running(device) as first:
         with running(device) as second:
-            linked = Linked(first, second)
+            linked = LinkedWorkers(first, second)
             linked.waiting(1)
         linked.close()
 
 
-def test_an_inlet_is_closed_by_another_connection(linked: Linked, pair: tuple[Worker, Worker]) -> None:
-    """Its own may be the one that waits."""
+def test_an_inlet_is_closed_by_another_connection(linked: LinkedWorkers, pair: tuple[Worker, Worker]) -> None:
+    """The client's own connection may be the one that waits."""
     thread = linked.waiting(1)
     with Client(pair[1]) as aside:
         aside.send(wire.CloseInlet(bytes(16)))
@@ -225,35 +225,34 @@ def test_an_inlet_is_closed_by_another_connection(linked: Linked, pair: tuple[Wo
     assert linked.answers == [wire.AwaitResponse(0, 0)]
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
+# -- access ------------------------------------------------------------------------------------------------------------
 
 
-def test_only_a_ticket_lets_in(linked: Linked, pair: tuple[Worker, Worker]) -> None:
-    """Neither a wrong one, nor one that somebody came with before, nor none."""
+def test_attach_needs_an_unused_ticket(linked: LinkedWorkers, pair: tuple[Worker, Worker]) -> None:
     for ticket in (bytes(16), linked.inlet.ticket):
-        with Client(pair[1]) as stranger:
-            assert stranger.number(wire.Attach(ticket)) == 0 and stranger.is_closed()
-    with Client(pair[1]) as stranger:
-        stranger.send(wire.Deliver(1, 0, SIZE), bytes(SIZE))
-        assert stranger.is_closed()
+        with Client(pair[1]) as other:
+            assert other.number(wire.Attach(ticket)) == 0 and other.is_closed()
+    with Client(pair[1]) as other:
+        other.send(wire.Deliver(1, 0, SIZE), bytes(SIZE))
+        assert other.is_closed()
     linked.push(bytes_of(1), 1)
     assert linked.take(1).came and linked.held() == bytes_of(1)
 
 
-def test_a_place_outside_the_buffer(linked: Linked) -> None:
+def test_a_place_outside_the_buffer(linked: LinkedWorkers) -> None:
     linked.b.send(wire.Await(linked.target, linked.inlet.number, SIZE + 1, 1))
     assert linked.b.is_closed()
     linked.a.send(wire.Push(linked.source, linked.link, SIZE + 1, 1))
     assert linked.a.is_closed()
 
 
-def test_links_that_are_none(linked: Linked) -> None:
+def test_unknown_links_and_inlets(linked: LinkedWorkers) -> None:
     linked.a.send(wire.Push(linked.source, 99, SIZE, 1))
     answer = linked.b.ask(wire.Await(linked.target, 99, SIZE, 1))
     assert answer == wire.AwaitResponse(0, 0) and linked.a.number(wire.DeviceCount()) == 1
 
 
-def test_there_are_not_endlessly_many(linked: Linked) -> None:
+def test_the_number_of_links_is_limited(linked: LinkedWorkers) -> None:
     for _ in range(links.MAX_LINKS - 1):
         linked.b.ask(wire.OpenInlet())
     linked.b.send(wire.OpenInlet())
@@ -272,8 +271,8 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """What is no worker of ours, or did not give the ticket: one answer to all, the reason stays in the log."""
+def test_only_our_workers_are_linked(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Other programs and wrong tickets get one and the same response; the reason is in the log."""
     monkeypatch.setattr(links, "DIAL_SECONDS", 0.2)
     heard: list[bytes] = []
     kept: list[socket.socket] = []
@@ -282,12 +281,12 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
         kept.append(listener.accept()[0])
         heard.append(kept[0].recv(1000))
 
-    with listening(silent) as nobody, ScriptedWorker() as peer:
+    with listening(silent) as silent_endpoint, ScriptedWorker() as scripted:
         for endpoint, why in [
-            (nobody, "timed out"),
+            (silent_endpoint, "timed out"),
             ("127.0.0.1:1", "is a worker running"),
-            (str(peer.endpoint), "no worker of llamado"),
-            (str(pair[1].endpoint), "another worker than the client means"),
+            (str(scripted.endpoint), "not a llamado worker"),
+            (str(pair[1].endpoint), "not the worker that the client means"),
             ("nonsense://x", "a worker is reached by tcp://"),
             ("tls://127.0.0.1:1", "no --tls-cert"),
         ]:
@@ -299,13 +298,13 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
 
 
 def test_failed_attempts_of_a_client_are_limited() -> None:
-    dialling = links.Dialling(failures=Budgets(most=2, a_second=0.0))
+    dialer = links.Dialer(failures=Budgets(most=2, a_second=0.0))
     for _ in range(2):
-        with pytest.raises(OSError), dialling.attempt("client"):
+        with pytest.raises(OSError), dialer.attempt("client"):
             raise OSError
-    with pytest.raises(links.LinkRefused, match="too many attempts"), dialling.attempt("client"):
+    with pytest.raises(links.LinkRefused, match="too many attempts"), dialer.attempt("client"):
         pass
-    with dialling.attempt("another"):
+    with dialer.attempt("another"):
         pass
 
 
@@ -318,8 +317,8 @@ def test_seconds_of_computing_are_sent_in_microseconds() -> None:
         assert theirs.makefile("rb").read() == sent
 
 
-def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """A refusal takes as long whatever its reason, and after some there are no more attempts."""
+def test_refusals_reveal_nothing(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A refusal takes the same time whatever its reason, and the number of attempts is limited."""
     for worker in pair:
         monkeypatch.setattr(worker._line_limit, "_most", 100)
     monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.1)
@@ -333,7 +332,7 @@ def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest
     assert refused(pair[0], str(pair[1].endpoint))
 
 
-def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker], caplog: Any) -> None:
+def test_a_worker_without_links(device: CpuDevice, pair: tuple[Worker, Worker], caplog: Any) -> None:
     with running(device, ring=False) as alone:
         with Client(alone) as client:
             assert (
@@ -342,7 +341,7 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
             assert refused(alone, str(pair[0].endpoint))
             assert "--no-ring" in caplog.text
         devices = [connect(str(one.endpoint))[0] for one in (alone, pair[0])]
-        assert [one.links for one in devices] == [False, True] and all(one.own for one in devices)
+        assert [one.links for one in devices] == [False, True] and all(one.is_ours for one in devices)
         assert devices[0].link(devices[1]) is None and devices[1].link(devices[0]) is None
         for one in devices:
             one.close()
@@ -353,7 +352,7 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
         )
 
 
-def test_only_allowed_networks_are_dialled(device: CpuDevice, caplog: Any) -> None:
+def test_only_allowed_networks_are_linked(device: CpuDevice, caplog: Any) -> None:
     with running(device, allow=("127.0.0.1/32",)) as worker, running(device, host="127.0.0.2") as other:
         assert refused(worker, str(other.endpoint))
         assert "not in a network of --allow" in caplog.text
@@ -400,8 +399,7 @@ def test_devices_are_linked(device: CpuDevice, tmp_path: Path, tls: bool) -> Non
         b.close()
 
 
-def test_bytes_that_came_by_a_link_are_written_over(pair: tuple[Worker, Worker]) -> None:
-    """A device knows what inputs it sent; a link changes them behind its back."""
+def test_an_input_is_sent_again_after_a_link_has_changed_it(pair: tuple[Worker, Worker]) -> None:
     a, b = (connect(str(one.endpoint))[0] for one in pair)
     graph = g.Graph()
     target = graph.input("x", T.I8, SIZE)
@@ -420,39 +418,37 @@ def test_bytes_that_came_by_a_link_are_written_over(pair: tuple[Worker, Worker])
 
 
 def test_ggmls_workers_are_not_linked(pair: tuple[Worker, Worker]) -> None:
-    with ScriptedWorker() as peer:
-        a, b = connect(str(pair[0].endpoint))[0], connect(peer.endpoint)[0]
+    with ScriptedWorker() as scripted:
+        a, b = connect(str(pair[0].endpoint))[0], connect(scripted.endpoint)[0]
         assert a.link(b) is None and b.link(a) is None
-        assert not any(isinstance(request, wire.OpenInlet | wire.ConnectNext) for request in peer.asked)
+        assert not any(isinstance(request, wire.OpenInlet | wire.ConnectNext) for request in scripted.asked)
         a.close()
         b.close()
 
 
-def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplog: Any) -> None:
-    """The client reaches it by a way of its own: what goes there is carried, and the log says so once."""
+def test_unreachable_workers_fall_back_to_the_client(pair: tuple[Worker, Worker], caplog: Any) -> None:
+    """The client reaches the worker itself. Tensors go through the client, and the log has one line."""
     caplog.set_level(logging.INFO)
     a, b = (connect(str(one.endpoint))[0] for one in pair)
     b._connection.endpoint = type(b._connection.endpoint)("127.0.0.1", 1)
     assert a.link(b) is None
     assert "cannot reach" in caplog.text
-    until(lambda: all(inlet.over for inlet in pair[1].state.inlets.values()))
+    until(lambda: all(inlet.is_closed for inlet in pair[1].state.inlets.values()))
     a.close()
     b.close()
 
 
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1"), ("127.0.0.2",), ("odd",)])
-def test_a_name_of_several_addresses_is_dialled_where_all_are_allowed(
-    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
-) -> None:
-    """Nobody knows which of them is tried."""
-    dialling = links.Dialling(networks=(ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128")))
+def test_all_addresses_of_a_name_must_be_allowed(monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]) -> None:
+    """Any of them may be tried."""
+    dialer = links.Dialer(networks=(ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128")))
 
     def known(found: tuple[str, ...]) -> None:
         entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 1)) for host in found]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
 
     known(("127.0.0.1", "::1"))
-    dialling.check(Endpoint("name", 1))
+    dialer.check(Endpoint("name", 1))
     known(hosts)
     with pytest.raises(links.LinkRefused, match="not in a network of --allow"):
-        dialling.check(Endpoint("name", 1))
+        dialer.check(Endpoint("name", 1))

@@ -1,4 +1,4 @@
-"""Workers that join a model while it answers, and leave it: every token as if there were none."""
+"""Workers that join and leave a model during answers: every token as without them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def right(model: Path) -> list[int]:
 
 
 def has(llama: LoadedModel) -> dict[str, str]:
-    """What each device has."""
+    """Return the layers of each device."""
     assert llama.cluster is not None
     return {device.endpoint or "": device.holds or "" for device in llama.cluster.view().devices}
 
@@ -77,7 +77,7 @@ def kinds(llama: LoadedModel) -> list[str]:
 
 
 class Stream(threading.Thread):
-    """An answer that goes on until it is told to end."""
+    """An answer that goes on until it is stopped."""
 
     def __init__(self, llama: LoadedModel, number: int) -> None:
         super().__init__(daemon=True)
@@ -102,7 +102,7 @@ class Stream(threading.Thread):
                 self._more.notify_all()
 
     def go_on(self, n: int) -> None:
-        """Returns when it has got `n` tokens more."""
+        """Wait for `n` more tokens."""
         with self._more:
             least = len(self.tokens) + n
             assert self._more.wait_for(lambda: len(self.tokens) >= least or self.error is not None, GUARD)
@@ -150,7 +150,7 @@ def test_eight_streams_while_workers_join_and_leave(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_cannot_be_reached_changes_nothing(model: Path, right: list[int]) -> None:
+def test_joining_an_unreachable_worker_changes_nothing(model: Path, right: list[int]) -> None:
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
         with pytest.raises(LlamadoError, match="is a worker running"):
@@ -165,9 +165,9 @@ def test_one_that_cannot_be_reached_changes_nothing(model: Path, right: list[int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [DeviceLost("RPC0", "somebody pulled the plug"), DeviceError("it has no room")])
+@pytest.mark.parametrize("error", [DeviceLost("RPC0", "the plug was pulled"), DeviceError("it has no room")])
 @pytest.mark.parametrize("where", ["send_ahead", "settle"])
-def test_one_that_fails_while_it_joins_changes_nothing(
+def test_a_worker_that_fails_during_the_join_changes_nothing(
     model: Path, right: list[int], where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
@@ -191,7 +191,7 @@ def test_one_that_fails_while_it_joins_changes_nothing(
 
 
 @pytest.mark.slow
-def test_who_has_no_room_for_its_layers_keeps_a_worker(model: Path, right: list[int]) -> None:
+def test_a_worker_stays_if_its_layers_fit_nowhere_else(model: Path, right: list[int]) -> None:
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         cluster: Any = llama.cluster
         cluster.join(str(there.endpoint))
@@ -207,29 +207,25 @@ def test_who_has_no_room_for_its_layers_keeps_a_worker(model: Path, right: list[
 
 
 @pytest.mark.slow
-def test_memory_of_layers_that_moved_is_given_back(
-    model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moved_layers_free_their_memory(model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.engine.forward.device_tensors.GROUP", 1)
     with worker() as first, worker() as second, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
-        (lender,) = first.state.devices
+        (shared,) = first.state.devices
         llama.cluster.join(str(first.endpoint))
         assert answer(llama) == right
-        alone = lender.memory()[0]
+        alone = shared.memory()[0]
         llama.cluster.join(str(second.endpoint))
         assert answer(llama) == right
         device = next(d for d in llama.cluster.view().devices if d.endpoint == str(first.endpoint))
         layer = (device.memory.weights + device.memory.kv) // len(device.layers)
-        assert lender.memory()[0] >= alone + layer // 2, "one of three layers went elsewhere"
+        assert shared.memory()[0] >= alone + layer // 2, "one of three layers went elsewhere"
         llama.cluster.drain(str(second.endpoint))
         assert answer(llama) == right
 
 
 @pytest.mark.slow
-def test_weights_are_sent_once_and_while_answers_go_on(
-    model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_sent_once_during_answers(model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     load, loaded = RemoteDevice.load, []
 
     def noted(self: RemoteDevice, weights: Any, progress: Any = None) -> Any:
@@ -248,7 +244,7 @@ def test_weights_are_sent_once_and_while_answers_go_on(
 
 
 @pytest.mark.slow
-def test_one_that_joined_may_die_and_come_back(model: Path, right: list[int]) -> None:
+def test_a_joined_worker_may_die_and_return(model: Path, right: list[int]) -> None:
     port = free_port()
     with LoadedModel.load(model, options(replace(SPLIT, failover=0.0))) as llama:
         cluster = llama.cluster
@@ -272,7 +268,7 @@ def test_one_that_joined_may_die_and_come_back(model: Path, right: list[int]) ->
 
 
 @pytest.mark.slow
-def test_one_that_gets_no_layers_is_told_why(model: Path, right: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_for_no_layers_is_reported(model: Path, right: list[int], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "llamado")
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
@@ -289,13 +285,13 @@ def test_one_that_gets_no_layers_is_told_why(model: Path, right: list[int], capl
 
 
 @pytest.mark.slow
-def test_where_the_time_of_a_token_goes(model: Path) -> None:
+def test_times_of_a_token(model: Path) -> None:
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         cluster = llama.cluster
         assert cluster is not None
         (joined,) = cluster.join(str(there.endpoint), speeds=[5e9])
         answer(llama)
-        # Before it is known, a link is taken to cost nothing.
+        # Before its measurement, a link counts as free.
         until(lambda: cluster.view().devices[1].link.pulse is not None)
         view = cluster.view()
         here, far = view.devices
@@ -309,14 +305,14 @@ def test_where_the_time_of_a_token_goes(model: Path) -> None:
 
 
 def parts(llama: LoadedModel, *layers: tuple[int, ...], head: int = 0) -> list[LayoutPart]:
-    """A layout of all devices in order."""
+    """Return a layout of all devices in order."""
     assert llama.cluster is not None
     names = [device.device for device in llama.cluster.view().devices]
     return [LayoutPart(name, of, number == head) for number, (name, of) in enumerate(zip(names, layers, strict=True))]
 
 
 @pytest.mark.slow
-def test_layers_are_laid_out_by_hand_while_streams_go_on(model: Path, right: list[int]) -> None:
+def test_a_manual_layout_during_streams(model: Path, right: list[int]) -> None:
     with worker() as first, worker() as second:
         split = replace(SPLIT, rpc=(str(first.endpoint), str(second.endpoint)), tensor_split=(1.0, 1.0, 1.0))
         with LoadedModel.load(model, options(split, 4)) as llama:
@@ -352,7 +348,7 @@ def test_layers_are_laid_out_by_hand_while_streams_go_on(model: Path, right: lis
 
 
 @pytest.mark.full
-def test_a_prediction_measures_what_nobody_knows_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_measures_unknown_devices_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = device_pool.measure_all
     monkeypatch.setattr(device_pool, "measure_all", lambda d, **k: (asked.append(len(d)), real(d, **k))[1])
@@ -374,7 +370,7 @@ def test_a_prediction_measures_what_nobody_knows_once(model: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_layouts_that_cannot_be_change_nothing(model: Path, right: list[int]) -> None:
+def test_impossible_layouts_change_nothing(model: Path, right: list[int]) -> None:
     with worker() as one:
         split = replace(SPLIT, rpc=(str(one.endpoint),), tensor_split=(1.0, 1.0))
         with LoadedModel.load(model, options(split)) as llama:
@@ -395,12 +391,12 @@ def test_layouts_that_cannot_be_change_nothing(model: Path, right: list[int]) ->
             pool.figures[1] = replace(pool.figures[1], free=1 << 10)
             with pytest.raises(NotEnoughMemory):
                 cluster.lay_out(parts(llama, (), (0, 1, 2, 3), head=1))
-            assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).parts[1].missing > 0
+            assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).devices[1].memory.missing > 0
             assert has(llama) == before and answer(llama) == right
 
 
 class FrozenPool:
-    """A pool that reaches no worker until it is told to."""
+    """A pool that reaches no worker until it is released."""
 
     members: tuple[int, ...] = ()
 
@@ -413,7 +409,7 @@ class FrozenPool:
         raise DeviceError("it does not answer")
 
 
-def test_a_worker_that_freezes_while_it_joins_holds_up_nothing() -> None:
+def test_a_worker_that_freezes_during_the_join_blocks_nothing() -> None:
     pool = FrozenPool()
     membership = Membership(pool, SimpleNamespace(recovery=None), None)  # type: ignore[arg-type]
     failed: list[LlamadoError] = []
@@ -435,7 +431,7 @@ def test_a_worker_that_freezes_while_it_joins_holds_up_nothing() -> None:
 
 
 @pytest.mark.parametrize("share", [math.inf, math.nan, -1.0, 1e300])
-def test_shares_that_are_no_proportions_are_refused(share: float) -> None:
+def test_invalid_shares_are_rejected(share: float) -> None:
     membership = Membership(FrozenPool(), SimpleNamespace(recovery=None), None)  # type: ignore[arg-type]
     with pytest.raises(BadShare, match="h:1 asks for a share of"):
         membership.join("h:1", share)

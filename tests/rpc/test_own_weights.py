@@ -1,4 +1,4 @@
-"""Weights that a worker has on its own disk: mapped where they are the very same, sent where they are not."""
+"""Weights on the worker's own disk: mapped if they are identical, else sent."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ TOKENS = [5, 99, 200, 17, 42]
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A tiny model is treated as a large one; nothing of the user's is looked at or changed."""
+    """Treat a tiny model as a large one, without the user's files."""
     monkeypatch.setattr(own_weights, "_LEAST", 1)
     monkeypatch.setattr(upload, "OWN_HASH_THRESHOLD", 1 << 30)
     monkeypatch.setattr(mapping, "_LEAST_MAPPED", 4096)
-    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(own_files, "_SCAN_INTERVAL", 0.0)
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "nothing"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
@@ -91,7 +91,7 @@ def logits(path: Path, device: Any) -> bytes:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the weights that were sent."""
+    """Return the names of the sent weights."""
     names: list[str] = []
     original = upload._send
 
@@ -104,10 +104,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_nothing_is_sent_of_a_model_that_is_there(
+def test_a_model_on_the_worker_is_not_sent(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under another name, in a folder below; the numbers are those of a device here, to the bit."""
+    """Under another name, in a subfolder; logits equal those of a local device, to the bit."""
     (theirs / "deep").mkdir()
     (theirs / "deep" / "renamed.gguf").write_bytes(model.read_bytes())
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
@@ -127,7 +127,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
 def test_hashes_are_computed_once(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On either side; the next worker, in another process of this machine, knows them, too."""
+    """On both sides. Another process of this machine finds the stored ones."""
     (theirs / "model.gguf").write_bytes(model.read_bytes())
     with served(device, theirs) as worker, remote(worker, model) as far:
         right = logits(model, far)
@@ -143,8 +143,8 @@ def test_hashes_are_computed_once(
 
 
 @pytest.mark.full
-def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
-    """A file of the same name, with the same header, and one other byte in one weight."""
+def test_a_changed_weight_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
+    """A file of the same name and header, with one other byte in one weight."""
     data = bytearray(model.read_bytes())
     with GGUFFile.open(model) as file:
         info = file.tensors["blk.1.ffn_up.weight"]
@@ -161,7 +161,7 @@ def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Pa
 def test_a_file_that_has_changed_is_hashed_again(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], how: str
 ) -> None:
-    """Of the same size, and as old as it was."""
+    """Also with the same size and modification time."""
     path = theirs / "model.gguf"
     path.write_bytes(model.read_bytes())
     files = OwnFiles([theirs])
@@ -194,8 +194,8 @@ def test_a_file_that_has_changed_is_hashed_again(
 
 
 @pytest.mark.slow
-def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: Path, theirs: Path) -> None:
-    """Neither by a name, nor by a hash of other bytes, nor of another size, nor from elsewhere."""
+def test_a_client_needs_the_hash_of_the_bytes(device: CpuDevice, model: Path, theirs: Path) -> None:
+    """Neither a name alone, nor another hash or size, nor a path outside the folders gives any bytes."""
     (theirs / "model.gguf").write_bytes(model.read_bytes())
     (theirs / "notes.txt").write_bytes(model.read_bytes())
     with GGUFFile.open(model) as file:
@@ -234,8 +234,8 @@ def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: P
 
 
 @pytest.mark.slow
-def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs: Path) -> None:
-    """The file stays as it is."""
+def test_mapped_weights_can_be_written(device: CpuDevice, model: Path, theirs: Path) -> None:
+    """The file does not change."""
     path = theirs / "model.gguf"
     path.write_bytes(model.read_bytes())
     with served(device, theirs) as worker, remote(worker, model) as far:
@@ -250,7 +250,7 @@ def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs
 
 
 @pytest.mark.full
-def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
+def test_a_returned_worker_has_its_weights(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
     (theirs / "model.gguf").write_bytes(model.read_bytes())
     digests = KnownHashes([model], digits=SHA256_DIGITS)
     for _ in range(2):
@@ -264,7 +264,7 @@ def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"own_files": True}], ids=["off", "another folder"])
-def test_all_is_sent_to_a_worker_without(
+def test_a_worker_without_own_files_gets_all_weights(
     device: CpuDevice, model: Path, sent: list[str], options: dict[str, Any]
 ) -> None:
     with running(device, protocol=8, **options) as worker, remote(worker, model) as far:
@@ -273,7 +273,7 @@ def test_all_is_sent_to_a_worker_without(
     assert len(sent) > 10
 
 
-def test_hashes_of_two_processes_are_kept_together(model: Path, tmp_path: Path) -> None:
+def test_hashes_of_two_processes_are_merged(model: Path, tmp_path: Path) -> None:
     one, other = (KnownHashes([model], tmp_path, SHA256_DIGITS) for _ in range(2))
     one["a"], other["b"] = 1 << 255, 2
     one.save()
@@ -287,8 +287,8 @@ def test_hashes_of_two_processes_are_kept_together(model: Path, tmp_path: Path) 
     assert not KnownHashes([model], tmp_path, SHA256_DIGITS)
 
 
-def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
-    """Files that are no models, broken ones, and parts of a model are no fault."""
+def test_a_folder_with_other_files(theirs: Path, model: Path) -> None:
+    """Broken files, parts of a model and other files are no error."""
     (theirs / "broken.gguf").write_bytes(model.read_bytes()[:1000])
     (theirs / "empty.gguf").touch()
     (theirs / "link.gguf").symlink_to(theirs / "nowhere")
@@ -305,7 +305,7 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
 def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(own_files, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 5.0)
+    monkeypatch.setattr(own_files, "_SCAN_INTERVAL", 5.0)
     files = OwnFiles([theirs])
     with GGUFFile.open(model) as file:
         offered = [wire.OfferedWeight(b"token_embd.weight", file.tensors["token_embd.weight"].nbytes)]
@@ -329,8 +329,8 @@ def test_nothing_is_bound_for_a_client_that_left(model: Path, theirs: Path, monk
 
 
 @pytest.mark.full
-def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Path, sent: list[str]) -> None:
-    """Two workers with the file: one more joins, one dies and comes back, and answers stay what they were."""
+def test_moved_layers_are_not_sent(tmp_path: Path, theirs: Path, sent: list[str]) -> None:
+    """Two workers with the file: one more joins, one dies and returns, and answers stay the same."""
     model = make_llama(theirs / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_0")
     split = SplitOptions(tensor_split=(1.0,), request_wait=120.0, failover=0.0)
 
@@ -374,7 +374,7 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
         device.close()
 
 
-def test_a_file_that_has_changed_leaves_no_descriptor_open(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = model.stat()
     file = own_files._ModelFile(model, own_files._Stamp.of(status))
     os.close(file.open())

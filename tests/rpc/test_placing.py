@@ -1,4 +1,4 @@
-"""Where activations lie: never two that live at the same time in one place."""
+"""Placement of activations: tensors that live at the same time never overlap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bind(*tensors: Tensor) -> None:
 
 
 def check(graph: Graph, alignment: int = 32) -> int:
-    """Runs the plan with a number per byte: what an operation reads must be what was written for it."""
+    """Run a plan with a number per byte: each operation must read the bytes written for it."""
     size, offsets = plan(graph, lambda t: t.nbytes, alignment)
     memory = np.zeros(size, np.int64)
     marks: dict[Tensor, int] = {}
@@ -55,7 +55,7 @@ def check(graph: Graph, alignment: int = 32) -> int:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 200)), min_size=1, max_size=60))
-def test_nothing_is_overwritten_while_it_is_needed(steps: list[tuple[int, int, int]]) -> None:
+def test_live_activations_are_not_overwritten(steps: list[tuple[int, int, int]]) -> None:
     graph = Graph()
     x = graph.input("x", T.F32, 4)
     bind(x)
@@ -73,7 +73,7 @@ def test_nothing_is_overwritten_while_it_is_needed(steps: list[tuple[int, int, i
     check(graph)
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_is_reused() -> None:
     graph = Graph()
     y = x = graph.input("x", T.F32, 1000)
     bind(x)
@@ -83,7 +83,7 @@ def test_memory_is_used_again() -> None:
     assert check(graph) <= 8 * 4032
 
 
-def test_outputs_stay() -> None:
+def test_outputs_are_kept() -> None:
     graph = Graph()
     x = graph.input("x", T.F32, 100)
     bind(x)
@@ -97,7 +97,7 @@ def test_outputs_stay() -> None:
     check(graph)
 
 
-def test_what_is_bound_is_left_alone() -> None:
+def test_bound_tensors_are_not_placed() -> None:
     graph = Graph()
     x = graph.input("x", T.F32, 100)
     y = graph.output("y", g.scale(x, 2.0))
@@ -105,7 +105,7 @@ def test_what_is_bound_is_left_alone() -> None:
     assert plan(graph, lambda t: t.nbytes, 32) == (0, {})
 
 
-def test_views_keep_what_they_show() -> None:
+def test_views_keep_their_source_alive() -> None:
     graph = Graph()
     x = graph.input("x", T.F32, 100)
     bind(x)
@@ -119,7 +119,7 @@ def test_views_keep_what_they_show() -> None:
     check(graph)
 
 
-def test_data_without_memory_is_named() -> None:
+def test_data_without_memory_is_an_error() -> None:
     graph = Graph()
     graph.expand(g.scale(graph.input("lonely", T.F32, 100), 2.0))
     with pytest.raises(DeviceError, match="lonely"):
@@ -153,7 +153,7 @@ def test_models(make: type, tmp_path: Path) -> None:
 # --- as it travels ----------------------------------------------------------------------------------------------------
 
 
-def test_tensors_follow_what_they_need() -> None:
+def test_tensors_follow_their_sources() -> None:
     graph = Graph()
     x = graph.input("x", T.F32, 8)
     cast = g.cast(g.view_1d(g.scale(x, 2.0), 4), T.F16)  # names itself as a source
@@ -166,7 +166,7 @@ def test_tensors_follow_what_they_need() -> None:
             assert before is None or before is tensor or place[before] < place[tensor]
 
 
-def test_a_deep_graph_is_no_matter() -> None:
+def test_a_deep_graph() -> None:
     graph = Graph()
     y = x = graph.input("x", T.F32, 1)
     for _ in range(5000):
@@ -175,7 +175,7 @@ def test_a_deep_graph_is_no_matter() -> None:
     assert len(in_order(graph)) == 10_001 and in_order(graph)[0] is x
 
 
-def test_what_the_wire_cannot_carry_is_refused() -> None:
+def test_strides_that_do_not_fit_the_wire_are_rejected() -> None:
     graph = Graph()
     wide = g.new_tensor(T.F32, 1 << 20, 1 << 12, 2, name="wide")  # 16 GiB from one matrix to the next
     graph.expand(g.view_1d(wide, 4))

@@ -1,4 +1,4 @@
-"""Protocol 8.0: our worker asked byte by byte as the public description has it, our client before a stand-in."""
+"""Protocol 8.0: our worker driven byte by byte as in the public description, and our client with a translator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.client.sent_graphs import SentGraphs
-from llamado.rpc.worker import comm, graphs
+from llamado.rpc.worker import comm, graph_cache
 from llamado.rpc.worker.comm import bf16
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.server import Worker, WorkerOptions
@@ -38,8 +38,8 @@ ALLOC, BASE, FREE, SET, GET, COMPUTE, HELLO, COUNT, RECOMPUTE = 0, 3, 4, 6, 8, 1
 SET_2D, GET_2D, COMM_INIT, COMM_ALLREDUCE, COMM_FREE = 18, 19, 20, 21, 22
 
 
-class Described:
-    """A client of ggml's, in 8.0 unless it is told otherwise."""
+class DescribedClient:
+    """A client as ggml's, in 8.0 unless told otherwise."""
 
     def __init__(self, worker: Worker, major: int = 8) -> None:
         self.sock = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
@@ -48,7 +48,7 @@ class Described:
         if self.hello[0] != major:
             self.sock.close()
 
-    def __enter__(self) -> Described:
+    def __enter__(self) -> DescribedClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class Described:
         return ptr, struct.unpack("<Q", self.ask(BASE, struct.pack("<Q", ptr)))[0]
 
     def closed(self) -> bool:
-        """Whether the worker ends the connection, rather than to answer."""
+        """Return True if the worker closes the connection instead of a response."""
         try:
             self.ask(COUNT)
         except ConnectionError:
@@ -86,16 +86,16 @@ class Described:
 
 
 def tensor(ptr: int, at: int, n: int, type: int = 0, width: int = 4) -> bytes:
-    """The 296 bytes of a vector."""
+    """Return the 296 bytes of a vector."""
     ne, nb = (n, 1, 1, 1), (width, n * width, n * width, n * width)
     return struct.pack("<QIQ4I4I", 1, type, ptr, *ne, *nb) + bytes(4 + 64 + 4 + 80 + 16) + struct.pack(
         "<Q", at) + b"t".ljust(64, b"\0") + bytes(4)  # fmt: skip
 
 
-class Scaled:
-    """r = a · factor, as 8.0 sends it, in memory that others share."""
+class ScaledGraph:
+    """r = a · factor, as 8.0 sends it, in shared memory."""
 
-    def __init__(self, client: Described, memory: tuple[int, int], at: int, factor: float) -> None:
+    def __init__(self, client: DescribedClient, memory: tuple[int, int], at: int, factor: float) -> None:
         self.client, (ptr, base) = client, memory
         a, graph = g.new_tensor(T.F32, 8, name="a"), Graph()
         r = graph.output("r", g.scale(a, factor))
@@ -136,12 +136,12 @@ def worker(device: CpuDevice) -> Iterator[Worker]:
 
 
 def test_graphs_run_again_by_name(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than are kept ready, so that most are decoded again, and with new inputs each time; a uid may come again."""
-    monkeypatch.setattr(graphs, "_READY", 2)
-    with Described(worker) as client:
+    """More graphs than are kept ready: most are decoded again, with new inputs each time. A uid may be reused."""
+    monkeypatch.setattr(graph_cache, "_READY", 2)
+    with DescribedClient(worker) as client:
         assert client.hello[:3] == bytes([8, 0, 0])
         memory = client.alloc(1 << 16)
-        all_ = [Scaled(client, memory, 1024 * i, 2.0**i) for i in range(5)]
+        all_ = [ScaledGraph(client, memory, 1024 * i, 2.0**i) for i in range(5)]
         for i, one in enumerate(all_, 1):
             one.write(1)
             one.compute(i)
@@ -156,9 +156,9 @@ def test_graphs_run_again_by_name(worker: Worker, monkeypatch: pytest.MonkeyPatc
         assert all_[3].result() == 56
 
 
-def test_what_has_no_name_does_not_run_again(worker: Worker) -> None:
-    with Described(worker) as client:
-        one = Scaled(client, client.alloc(1024), 0, 2)
+def test_a_graph_without_a_uid_does_not_run_again(worker: Worker) -> None:
+    with DescribedClient(worker) as client:
+        one = ScaledGraph(client, client.alloc(1024), 0, 2)
         one.write(1)
         one.compute(0)
         assert one.result() == 2
@@ -166,12 +166,12 @@ def test_what_has_no_name_does_not_run_again(worker: Worker) -> None:
         assert client.closed()
 
 
-def test_a_freed_buffer_takes_named_graphs_along(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_freed_buffer_drops_named_graphs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready or packed; others stay."""
-    monkeypatch.setattr(graphs, "_READY", 1)
-    with Described(worker) as client:
+    monkeypatch.setattr(graph_cache, "_READY", 1)
+    with DescribedClient(worker) as client:
         first, second = client.alloc(1024), client.alloc(1024)
-        one, other = Scaled(client, first, 0, 2), Scaled(client, second, 0, 3)
+        one, other = ScaledGraph(client, first, 0, 2), ScaledGraph(client, second, 0, 3)
         for uid, graph in ((1, one), (2, other)):
             graph.write(1)
             graph.compute(uid)
@@ -183,8 +183,8 @@ def test_a_freed_buffer_takes_named_graphs_along(worker: Worker, monkeypatch: py
 
 
 def test_all_names_are_forgotten_before_one_too_many(worker: Worker) -> None:
-    with Described(worker) as client:
-        one = Scaled(client, client.alloc(1024), 0, 2)
+    with DescribedClient(worker) as client:
+        one = ScaledGraph(client, client.alloc(1024), 0, 2)
         for uid in range(1, 1025):
             one.compute(uid)
         one.again(1)
@@ -195,9 +195,9 @@ def test_all_names_are_forgotten_before_one_too_many(worker: Worker) -> None:
         assert client.closed()
 
 
-def test_pieces_of_a_tensor(worker: Worker) -> None:
-    """Columns of a matrix, and what does not fit."""
-    with Described(worker) as client:
+def test_rows_of_a_tensor(worker: Worker) -> None:
+    """Columns of a matrix, and rows that do not fit."""
+    with DescribedClient(worker) as client:
         ptr, base = client.alloc(4096)
         matrix = np.arange(20 * 30, dtype=np.uint8).reshape(20, 30)
         whole = tensor(ptr, base, 600, type=24, width=1)
@@ -211,17 +211,17 @@ def test_pieces_of_a_tensor(worker: Worker) -> None:
         assert client.closed()
 
 
-def test_who_hangs_up_is_greeted_in_the_other_version(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    """As long as it says more than HELLO, it goes on being greeted in that."""
+def test_a_client_that_hangs_up_gets_the_other_greeting(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that sends more than HELLO keeps its version."""
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
-    Described(worker, major=7).sock.close()
+    DescribedClient(worker, major=7).sock.close()
     until(lambda: "next greeting is 7.0.0" in caplog.text)
     for _ in range(2):
-        with Described(worker, major=7) as client:
+        with DescribedClient(worker, major=7) as client:
             assert client.hello[0] == 7 and client.ask(COUNT) == struct.pack("<I", 1)
             client.tell(SET_2D, b"")
             assert client.closed()
-    Described(worker, major=7).sock.close()  # one of several, and of no use
+    DescribedClient(worker, major=7).sock.close()  # one of several, and of no use
     until(lambda: worker.clients == 0)
     assert caplog.text.count("next greeting") == 1
 
@@ -232,7 +232,7 @@ def test_unknown_clients_are_greeted_as_before_b11450() -> None:
 
 
 def test_our_client_raises_the_version(device: CpuDevice) -> None:
-    """The worker learns nothing of ggml's clients from it, whether it stays or leaves at once."""
+    """The worker learns no version of ggml clients from it, whether it stays or leaves at once."""
     with running(device) as worker:
         (remote,) = connect(f"127.0.0.1:{worker.port}")
         assert remote._connection.protocol is wire.V8
@@ -243,7 +243,7 @@ def test_our_client_raises_the_version(device: CpuDevice) -> None:
         assert not worker.state.greetings._of
 
 
-def test_an_upgrade_out_of_turn_or_to_an_unknown_version_is_refused() -> None:
+def test_an_invalid_upgrade_is_rejected() -> None:
     for requests in (
         [wire.Upgrade(8)],
         [wire.Hello(), wire.Upgrade(9)],
@@ -261,54 +261,54 @@ def test_versions_of_clients_survive_a_restart(tmp_path: Path) -> None:
     """Only a client that went on has shown its version; addresses with the default need no entry."""
     file = tmp_path / "cache" / "clients.json"
     greetings = Greetings(wire.V7, file)
-    greetings.refused("a", wire.V7, 0)
+    greetings.record_refused("a", wire.V7, 0)
     assert not file.exists()
-    greetings.understood("a", wire.V8, 1)
+    greetings.record_accepted("a", wire.V8, 1)
     assert Greetings(wire.V7, file).of("a") is wire.V8
-    greetings.refused("a", wire.V8, 100)
-    greetings.understood("a", wire.V7, 101)
+    greetings.record_refused("a", wire.V8, 100)
+    greetings.record_accepted("a", wire.V7, 101)
     again = Greetings(wire.V7, file)
     assert again.of("a") is wire.V7 and file.read_text() == "{}"
     for damaged in ("", "[1]", '{"a": 99}', '{"a": [1]}'):
         file.write_text(damaged)
         assert Greetings(wire.V8, file).of("a") is wire.V8
     (tmp_path / "file").write_text("")
-    Greetings(wire.V7, tmp_path / "file" / "x").understood("a", wire.V8, 1)  # it cannot be written
+    Greetings(wire.V7, tmp_path / "file" / "x").record_accepted("a", wire.V8, 1)  # it cannot be written
 
 
-def test_clients_cannot_have_the_file_written_all_the_time(tmp_path: Path) -> None:
+def test_the_file_of_versions_is_written_rarely(tmp_path: Path) -> None:
     file = tmp_path / "clients.json"
     greetings = Greetings(wire.V7, file)
-    greetings.understood("a", wire.V8, 1)
-    greetings.understood("b", wire.V8, 2)
+    greetings.record_accepted("a", wire.V8, 1)
+    greetings.record_accepted("b", wire.V8, 2)
     assert file.read_text() == '{"a": 8}'
-    greetings.understood("b", wire.V8, 7)
+    greetings.record_accepted("b", wire.V8, 7)
     assert file.read_text() == '{"a": 8, "b": 8}'
 
 
 def test_greetings_change_with_the_client() -> None:
-    """It has to be another start of a program; what one address wants is nothing to others."""
+    """Only another start of a program changes its version, and only for its own address."""
     greetings = Greetings(wire.V8)
-    greetings.understood("a", wire.V8, 100)
-    greetings.understood("a", wire.V8, 200)
+    greetings.record_accepted("a", wire.V8, 100)
+    greetings.record_accepted("a", wire.V8, 200)
     for opened in (95, 150, 205):
-        greetings.refused("a", wire.V8, opened)
+        greetings.record_refused("a", wire.V8, opened)
         assert greetings.of("a") is wire.V8
-    greetings.refused("a", wire.V8, 215)
+    greetings.record_refused("a", wire.V8, 215)
     assert (greetings.of("a"), greetings.of("b")) == (wire.V7, wire.V8)
-    greetings.refused("a", wire.V8, 216)  # it came before that was known
+    greetings.record_refused("a", wire.V8, 216)  # it came before that was known
     assert greetings.of("a") is wire.V7
-    greetings.refused("a", wire.V7, 217)
+    greetings.record_refused("a", wire.V7, 217)
     assert greetings.of("a") is wire.V8
     for i in range(2000):
-        greetings.refused(f"c{i}", wire.V8, 0)
+        greetings.record_refused(f"c{i}", wire.V8, 0)
     assert greetings.of("c1999") is wire.V7 and greetings.of("c0") is wire.V8
 
 
 @pytest.mark.interop
 @pytest.mark.parametrize("protocol", [None, 8], ids=["as started", "greeted in the other version"])
 def test_an_older_llama_cpp_gets_through(device: CpuDevice, peer_bin: Path, protocol: int | None) -> None:
-    """With the worker's own settings the first time; the other way it ends itself once."""
+    """At once with the worker's default; otherwise it ends once."""
     options = {} if protocol is None else {"protocol": protocol}
     with running(device, **{"protocol": WorkerOptions().protocol, **options}) as worker:
         said = [
@@ -325,11 +325,11 @@ def test_an_older_llama_cpp_gets_through(device: CpuDevice, peer_bin: Path, prot
 
 
 @pytest.mark.parametrize("n", [1000, 32768])
-def test_two_workers_add_up(worker: Worker, device: CpuDevice, n: int) -> None:
-    """What each has, and what came from the other: from 32,768 elements on as BF16."""
+def test_two_workers_sum_a_tensor(worker: Worker, device: CpuDevice, n: int) -> None:
+    """Each one's values plus the received ones: from 32,768 elements on as BF16."""
     given = [np.random.default_rng(seed).standard_normal(n).astype(np.float32) for seed in (1, 2)]
     port = free_port()
-    with running(device, protocol=8) as other, Described(worker) as zero, Described(other) as one:
+    with running(device, protocol=8) as other, DescribedClient(worker) as zero, DescribedClient(other) as one:
         sums, tensors = [], []
         for rank, client in enumerate((zero, one)):
             ptr, base = client.alloc(4 * n)
@@ -352,7 +352,7 @@ def test_two_workers_add_up(worker: Worker, device: CpuDevice, n: int) -> None:
         assert found.tobytes() == (given[rank] + came).tobytes()
 
 
-def test_strangers_do_not_keep_the_other_worker_away(
+def test_other_connections_do_not_block_the_other_rank(
     worker: Worker, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is silent, one hangs up, and one sends a byte of its greeting."""
@@ -365,7 +365,12 @@ def test_strangers_do_not_keep_the_other_worker_away(
             return socket.create_connection(("127.0.0.1", port))
         return None
 
-    with running(device, protocol=8) as other, Described(worker) as zero, Described(other) as one, ExitStack() as stack:
+    with (
+        running(device, protocol=8) as other,
+        DescribedClient(worker) as zero,
+        DescribedClient(other) as one,
+        ExitStack() as stack,
+    ):
         zero.tell(COMM_INIT, struct.pack("<IIII64s", 0, 0, 2, port, b""))
         strangers = [stack.enter_context(until(connected)) for _ in range(3)]
         strangers[1].close()
@@ -376,12 +381,12 @@ def test_strangers_do_not_keep_the_other_worker_away(
 
 
 def rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """To eight bits of mantissa, by arithmetic alone."""
+    """Round to eight bits of mantissa, by arithmetic alone."""
     mantissa, exponent = np.frexp(values.astype(np.float64))
     return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
 
 
-def test_bf16_of_what_is_no_number() -> None:
+def test_bf16_of_nan() -> None:
     odd = np.array([0x7F800001, 0xFFFFFFFF, 0x7F800000, 0x3F808000, 0x3F818000], np.uint32).view(np.float32)
     assert [hex(v) for v in bf16(odd).tolist()] == ["0x7fc0", "0xffff", "0x7f80", "0x3f80", "0x3f82"]
 
@@ -389,14 +394,14 @@ def test_bf16_of_what_is_no_number() -> None:
 @pytest.mark.parametrize(
     "request_", [(0, 3, 0, b""), (0, 2, 80, b""), (1, 2, 0, b"127.0.0.1"), (0, 2, -1, b"")], ids=str
 )
-def test_no_way_to_the_other_worker(
+def test_an_unreachable_rank(
     worker: Worker, request_: tuple[int, int, int, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many, a port that is the system's, nobody there, nobody who comes: the client hears so and goes on."""
+    """Too many ranks, a system port, a closed port, no connection: the client gets 0 and goes on."""
     monkeypatch.setattr(comm, "_SECONDS", 0.1)
     monkeypatch.setattr(comm, "REFUSAL_SECONDS", 0.0)
     rank, world, port, host = request_
-    with Described(worker) as client:
+    with DescribedClient(worker) as client:
         port = free_port() if port < 0 else port
         assert client.ask(COMM_INIT, struct.pack("<IIII64s", 0, rank, world, port, host)) == b"\0"
         client.tell(COMM_ALLREDUCE, struct.pack("<I", 0) + tensor(*client.alloc(64), 16))
@@ -408,7 +413,7 @@ def test_no_way_to_the_other_worker(
 
 @pytest.fixture
 def described(device: CpuDevice) -> Iterator[tuple[Translator, RemoteDevice]]:
-    """A worker of 8.0 that keeps graphs exactly as it is described; behind it, one of 7.0 computes."""
+    """A worker of 8.0 that keeps graphs exactly as described, in front of one of 7.0."""
     with running(device) as worker, Translator(worker.port, newer=True) as stand_in:
         (remote,) = connect(f"127.0.0.1:{stand_in.port}")
         yield stand_in, remote
@@ -431,7 +436,7 @@ def result(remote: RemoteDevice, graph: Graph) -> float:
 
 
 def test_our_client_names_its_graphs(described: tuple[Translator, RemoteDevice]) -> None:
-    """Two that alternate are sent once each, and again after a buffer was freed."""
+    """Two alternating graphs are sent once each, and again after a buffer was freed."""
     stand_in, remote = described
     a, made = scaled(remote, 3)
     for value in (1.0, 2.0, 3.0):
@@ -451,14 +456,14 @@ def test_our_client_names_its_graphs(described: tuple[Translator, RemoteDevice])
 
 @pytest.mark.parametrize("protocol", [wire.V7, wire.V8], ids=str)
 def test_our_client_counts_as_the_worker_does(protocol: wire.Protocol) -> None:
-    """However many graphs come, and whatever is freed: none is named that the worker has not, as it is described."""
+    """For any number of graphs and freed buffers, the client names only graphs that the worker has."""
     rng, most = np.random.default_rng(0), 1024 if protocol is wire.V8 else 1
     sent, kept, freed, named = SentGraphs(protocol), dict[int, bool](), 0, 0
     for uid in rng.integers(1, 1100 if most > 1 else 3, 20_000).tolist():
         if rng.random() < 0.0005:
             freed += 1
             kept.update(dict.fromkeys(kept, False))
-        if sent.again(uid, freed):
+        if sent.can_rerun(uid, freed):
             assert kept.get(uid)
             named += 1
             continue
@@ -469,7 +474,7 @@ def test_our_client_counts_as_the_worker_does(protocol: wire.Protocol) -> None:
 
 
 def test_a_worker_that_lost_a_graph_is_lost(described: tuple[Translator, RemoteDevice]) -> None:
-    """What would happen if the client counted in another way."""
+    """As if the client counted differently."""
     stand_in, remote = described
     _, made = scaled(remote, 1)
     remote.submit(made[0])

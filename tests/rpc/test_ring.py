@@ -1,4 +1,4 @@
-"""Models whose workers pass what they compute straight to the next one: every token as if they did not."""
+"""Models over a ring of linked workers: every token as without links."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PROMPTS = [[1, 2, 3], [5, 9, 17, 4, 8], [7] * 40, [*range(1, 200)], [2, 2, 2], [
 
 
 def answers(llama: LoadedModel, n: int = 24) -> list[list[int]]:
-    """All prompts at once."""
+    """Return the answers of all prompts at once."""
     found: list[list[int]] = [[] for _ in PROMPTS]
     errors: list[BaseException] = []
 
@@ -90,7 +90,7 @@ def right(model: Path) -> list[list[int]]:
 
 @contextmanager
 def slow(n: int, latency_ms: float) -> Iterator[list[Endpoint]]:
-    """Workers all of whose messages take a time, whoever sends them."""
+    """Workers behind taps that delay every message."""
     with ExitStack() as stack:
         yield [
             Endpoint("127.0.0.1", stack.enter_context(Tap(
@@ -106,7 +106,7 @@ def links(llama: LoadedModel) -> list[tuple[int, int]]:
 
 
 def passed(llama: LoadedModel) -> dict[str, tuple[str, ...]]:
-    """By endpoint, to whom each device passes what it computes."""
+    """Return the links by endpoint."""
     assert llama.cluster is not None
     return {one.endpoint or "": one.passes_to for one in llama.cluster.view().devices}
 
@@ -116,7 +116,7 @@ def passed(llama: LoadedModel) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_same_with_and_without(model: Path, right: list[list[int]], n: int) -> None:
+def test_answers_are_equal_with_and_without_a_ring(model: Path, right: list[list[int]], n: int) -> None:
     with workers(n) as several:
         endpoints = [one.endpoint for one in several]
         with loaded(model, endpoints) as llama:
@@ -128,12 +128,12 @@ def test_the_same_with_and_without(model: Path, right: list[list[int]], n: int) 
 
 
 @pytest.mark.full
-def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> None:
-    """Of 2 N links of a token N + 1 are left: without a ring no token can be as quick as some are with one."""
+def test_a_ring_needs_fewer_links(model: Path, right: list[list[int]]) -> None:
+    """N + 1 links for a token instead of 2 N: without a ring no token can be as fast as some are with one."""
     link, n = 0.015, 3
 
     def seconds(ring: bool) -> Generator[float, None, None]:
-        """What tokens take, four at a time."""
+        """Return the seconds of tokens, four at a time."""
         with slow(n, 1e3 * link) as endpoints, loaded(model, endpoints, ring=ring, alive_timeout=GUARD) as llama:
             assert bool(links(llama)) == ring
             llama.complete(PROMPTS[0], n_predict=2, temperature=0.0, ignore_eos=True)
@@ -155,14 +155,14 @@ def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> 
 
 
 @pytest.mark.full
-def test_where_the_time_goes(model: Path) -> None:
-    """Devices compute next to nothing here; what links take is called so although nobody here sees it end."""
+def test_link_times_are_reported(model: Path) -> None:
+    """Devices compute next to nothing here. Link time is attributed although this machine does not see it end."""
     with slow(2, 15) as endpoints, loaded(model, endpoints, alive_timeout=GUARD) as llama:
         assert llama.cluster is not None
         cluster = llama.cluster
 
         def as_expected() -> bool:
-            """Where others keep the machine busy, computing takes its time, too."""
+            """Compare with the prediction; on a busy machine computing takes its time, too."""
             llama.complete(PROMPTS[0], n_predict=24, temperature=0.0, ignore_eos=True)
             until(lambda: all(one.link.pulse is not None for one in cluster.view().devices if one.endpoint))
             token = cluster.view().token_seconds
@@ -171,8 +171,8 @@ def test_where_the_time_goes(model: Path) -> None:
         until(as_expected, lambda: str(cluster.view()))
 
 
-def test_no_way_leads_back() -> None:
-    """Two devices that send to each other could both wait until the other takes something."""
+def test_no_link_leads_back() -> None:
+    """Two devices that send to each other could both block until the other one reads."""
     assert _acyclic([(0, 1), (1, 2), (2, 3), (1, 2)]) == [(0, 1), (1, 2), (2, 3)]
     assert _acyclic([(0, 1), (1, 0)]) == [(0, 1)]
     assert _acyclic([(1, 2), (2, 3), (3, 1), (1, 3)]) == [(1, 2), (2, 3), (1, 3)]
@@ -180,8 +180,8 @@ def test_no_way_leads_back() -> None:
 
 
 @pytest.mark.slow
-def test_parts_that_alternate(model: Path, right: list[list[int]]) -> None:
-    """One worker has every other layer: one way is linked, the way back is by this machine."""
+def test_alternating_layers(model: Path, right: list[list[int]]) -> None:
+    """One worker has every other layer: one direction is linked, the other goes through this machine."""
     with workers(2) as both:
         split = SplitOptions(
             rpc=tuple(str(one.endpoint) for one in both),
@@ -197,8 +197,8 @@ def test_parts_that_alternate(model: Path, right: list[list[int]]) -> None:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-class Way:
-    """A way to a worker, each connection of which can be cut."""
+class CuttableProxy:
+    """A proxy to a worker. Each of its connections can be cut."""
 
     def __init__(self, target: Endpoint) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -246,16 +246,16 @@ class Way:
 
 
 @pytest.fixture
-def way() -> Iterator[tuple[Worker, Way, Worker]]:
-    """Two workers, the second behind a way of its own."""
+def way() -> Iterator[tuple[Worker, CuttableProxy, Worker]]:
+    """Two workers, the second behind a proxy."""
     with workers(2) as (first, second):
-        way = Way(second.endpoint)
+        way = CuttableProxy(second.endpoint)
         yield first, way, second
         way.close()
 
 
 def cut_while_answering(llama: LoadedModel, cut: Callable[[], object]) -> list[list[int]]:
-    """All answers, in the middle of which something happened."""
+    """Return all answers, with an event in the middle of them."""
     found: list[list[list[int]]] = []
     thread = threading.Thread(target=lambda: found.append(answers(llama, LONG)))
     assert llama.cluster is not None
@@ -275,8 +275,10 @@ def long(model: Path) -> list[list[int]]:
 
 
 @pytest.mark.full
-def test_the_link_is_cut(way: tuple[Worker, Way, Worker], model: Path, long: list[list[int]], caplog: Any) -> None:
-    """Both workers are there: answers go on through this machine."""
+def test_the_link_is_cut(
+    way: tuple[Worker, CuttableProxy, Worker], model: Path, long: list[list[int]], caplog: Any
+) -> None:
+    """Both workers live: answers go on through this machine."""
     first, to_second, _ = way
     with loaded(model, [first.endpoint, to_second.endpoint]) as llama:
         assert links(llama) == [(1, 2)]
@@ -289,10 +291,10 @@ def test_the_link_is_cut(way: tuple[Worker, Way, Worker], model: Path, long: lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", first_of([0, 1]))
-def test_a_worker_is_lost_and_comes_back(model: Path, long: list[list[int]], which: int) -> None:
-    """The ring is formed again with the new connection."""
+def test_a_worker_is_lost_and_returns(model: Path, long: list[list[int]], which: int) -> None:
+    """The new connection is linked again."""
     with workers(2) as both, ExitStack() as stack:
-        ways = [Way(one.endpoint) for one in both]
+        ways = [CuttableProxy(one.endpoint) for one in both]
         for one in ways:
             stack.callback(one.close)
         with loaded(model, [one.endpoint for one in ways], request_wait=60.0) as llama:
@@ -310,8 +312,8 @@ def test_a_worker_is_lost_and_comes_back(model: Path, long: list[list[int]], whi
 
 
 @pytest.mark.full
-def test_one_that_may_not_reach_the_next(model: Path, right: list[list[int]], caplog: Any) -> None:
-    """All is as without a ring, and said once."""
+def test_a_worker_that_must_not_link(model: Path, right: list[list[int]], caplog: Any) -> None:
+    """Answers are as without a ring; the log has one line."""
     with (
         worker(allow=("127.0.0.1/32",)) as first,
         worker(host="127.0.0.2") as second,

@@ -1,4 +1,4 @@
-"""Graphs off the wire: real ones are what they were, and of the others not one gets through."""
+"""Decoding of graphs: real graphs stay what they were, invalid ones are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
 from llamado.rpc.worker import decode as graphs
-from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
+from llamado.rpc.worker.decode import DecodedGraph, decode, tensor_bytes
 from llamado.rpc.worker.memory import Region
 
 CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.xz"))
@@ -29,7 +29,7 @@ PTR, BASE = 7, 1 << 33
 
 
 class NoMemory:
-    """A buffer that is never touched."""
+    """A buffer that is never accessed."""
 
     memory = None
 
@@ -45,7 +45,7 @@ def region(ptr: int, base: int, size: int) -> Region:
 
 
 def captured(path: Path) -> tuple[wire.GraphCompute, dict[int, Region]]:
-    """A graph of a real llama-server, and regions as large as what it used of each buffer."""
+    """Return a graph of llama.cpp's server, and regions as large as its use of each buffer."""
     request = wire.read_graph(lzma.decompress(path.read_bytes()))
     tensors = request.tensors
     found = {}
@@ -63,7 +63,7 @@ def captured(path: Path) -> tuple[wire.GraphCompute, dict[int, Region]]:
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda p: p.name[:20])
 def test_real_graphs_are_what_was_sent(path: Path) -> None:
-    """Every node that a master wants computed: operation, type, shape, strides, parameters, sources, place."""
+    """Every computed node: operation, type, shape, strides, parameters, sources, place."""
     request, regions = captured(path)
     graph = decode(request, regions).graph
     records = {int(r["id"]): r for r in request.tensors}
@@ -86,7 +86,7 @@ def test_real_graphs_are_what_was_sent(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda p: p.name[:20])
 def test_real_activations_need_not_be_in_memory(path: Path) -> None:
-    """What is left in its place: writes into the caches, and the results that the master reads."""
+    """Only writes into the caches and the results that the client reads keep their places."""
     graph = decode(*captured(path)).graph
     stored = [n for n in graph.nodes if not n.is_noop and n.root()[0].buffer is not None]
     results = {n.name for n in stored if n.op is not Op.SET_ROWS}
@@ -96,8 +96,8 @@ def test_real_activations_need_not_be_in_memory(path: Path) -> None:
     assert len([n for n in stored if n.op is Op.SET_ROWS]) == 2 * layers
 
 
-def test_what_the_program_reads_elsewhere_stays_in_its_place() -> None:
-    """A use that is not in this graph is one of another part of the program."""
+def test_results_with_other_uses_keep_their_place() -> None:
+    """A use that is missing in this graph belongs to another part of the program."""
     graph, places = small(more=1)
     middle = graph.nodes[0]
     request = request_of(graph, places)
@@ -108,8 +108,8 @@ def test_what_the_program_reads_elsewhere_stays_in_its_place() -> None:
     assert decoded(changed).graph.nodes[0].buffer is not None
 
 
-def test_what_the_last_node_reads_stays_in_its_place() -> None:
-    """A program that stops there to look at it, as llama-imatrix at each product, looks at its sources, too."""
+def test_sources_of_the_last_node_keep_their_place() -> None:
+    """A program that stops there to inspect it, as llama-imatrix does at each product, inspects its sources, too."""
     graph, places = small()
     assert all(node.buffer is not None for node in decoded(request_of(graph, places)).graph.nodes)
     graph, places = small(more=3)
@@ -117,8 +117,8 @@ def test_what_the_last_node_reads_stays_in_its_place() -> None:
     assert stored == [False, False, False, True, True]
 
 
-def test_activations_on_top_of_one_another_stay_where_they_are() -> None:
-    """Not what ggml plans: they would need more memory than the client has."""
+def test_overlapping_activations_keep_their_places() -> None:
+    """Not a plan of ggml's: elsewhere they would need more memory than the client has."""
     a = g.new_tensor(T.F32, 64, 4, name="a")
     graph = Graph()
     parts = [g.scale(a, float(i)) for i in range(8)]
@@ -134,8 +134,7 @@ def test_activations_on_top_of_one_another_stay_where_they_are() -> None:
     assert sum(node.buffer is not None for node in found.graph.nodes) == 3  # the last one, and what it reads
 
 
-def test_not_computed_is_data() -> None:
-    """Nodes without the flag COMPUTE are not run; what is there is read."""
+def test_nodes_without_the_flag_compute_are_data() -> None:
     graph, places = small()
     request = edit(request_of(graph, places), graph.nodes[0], flags=0)
     found = decoded(request).graph
@@ -172,7 +171,7 @@ def test_a_view_whose_address_differs_from_its_owners() -> None:
     assert unplaced is not None and unplaced.view_src is not None and unplaced.root() == (unplaced.view_src, 256)
 
 
-def test_a_result_that_a_moved_view_looks_at_is_stored() -> None:
+def test_a_result_read_by_a_moved_view_is_stored() -> None:
     graph = Graph()
     a = g.new_tensor(T.F32, 64, 4, name="a")
     middle = g.scale(a, 2.0, name="middle")
@@ -184,8 +183,8 @@ def test_a_result_that_a_moved_view_looks_at_is_stored() -> None:
     assert decoded(edit(request, view, data=BASE + 1024)).graph.nodes[0].buffer is not None
 
 
-def test_views_of_what_lies_elsewhere() -> None:
-    """A cache that stays with the master (-nkvo): its views are in the list, and nothing looks through them."""
+def test_views_of_memory_on_other_devices() -> None:
+    """A cache that stays with the server (-nkvo): its views are nodes, and no operation reads them."""
     graph, places = small()
     cache = g.new_tensor(T.F16, 64, 16, name="cache")
     graph.expand(g.view_2d(cache, 64, 4, 128, name="view"))
@@ -194,7 +193,7 @@ def test_views_of_what_lies_elsewhere() -> None:
 
 
 def test_in_place_writes_stay_views() -> None:
-    """SET_ROWS writes into its cache; a cast names its own result as the place it writes to."""
+    """SET_ROWS writes into its cache; a cast has its own result as its destination."""
     cache = g.new_tensor(T.F16, 64, 16, name="cache")
     x, ids = g.new_tensor(T.F32, 64, 2, name="x"), g.new_tensor(T.I64, 2, name="ids")
     graph = Graph()
@@ -207,11 +206,11 @@ def test_in_place_writes_stay_views() -> None:
     assert found.nodes[1].src[1] is found.nodes[1]
 
 
-# --- graphs that nobody should send -----------------------------------------------------------------------------------
+# --- invalid graphs ---------------------------------------------------------------------------------------------------
 
 
 def small(more: int = 0) -> tuple[Graph, dict[Tensor, int]]:
-    """middle = a + b, result = 2 middle; `more` operations after that."""
+    """Return a graph: middle = a + b, result = 2 middle, then `more` operations."""
     a, b = g.new_tensor(T.F32, 64, 4, name="a"), g.new_tensor(T.F32, 64, 4, name="b")
     graph = Graph()
     x = g.scale(g.add(a, b, name="middle"), 2.0, name="result")
@@ -226,12 +225,12 @@ def request_of(graph: Graph, places: Mapping[Tensor, int]) -> wire.GraphCompute:
     return wire.graph_request(0, *records(graph, PTR, BASE, dict(places)))
 
 
-def decoded(request: wire.GraphCompute) -> Decoded:
+def decoded(request: wire.GraphCompute) -> DecodedGraph:
     return decode(request, {PTR: region(PTR, BASE, 1 << 16)})
 
 
 def edit(request: wire.GraphCompute, tensor: Tensor | str, **fields: Any) -> wire.GraphCompute:
-    """The request with fields of one tensor changed."""
+    """Return the request with fields of one tensor changed."""
     name = (tensor if isinstance(tensor, str) else tensor.name).encode()
     changed = request.tensors.copy()
     (at,) = np.flatnonzero(changed["name"] == name)
@@ -275,7 +274,7 @@ BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
     "overlapping result": (lambda r: edit(r, "result", nb=(4, 4, 4, 4)), "result.*overlap"),
     "huge": (lambda r: edit(r, "a", ne=(2**32 - 1,) * 4, nb=(2**32 - 1,) * 4), "larger than any memory"),
     "overflow to nothing": (lambda r: edit(r, "a", ne=(2**31, 2**31, 4, 1), nb=(4, 2**31, 2**31, 1)), "larger than"),
-    "stranger's buffer": (lambda r: edit(r, "a", buffer=PTR + 1), "tensor a: buffer 0x8 is not one of this"),
+    "another client's buffer": (lambda r: edit(r, "a", buffer=PTR + 1), "tensor a: buffer 0x8 is not one of this"),
     "address without buffer": (lambda r: edit(r, "a", buffer=0), "an address but no buffer"),
     "no memory at all": (lambda r: edit(r, "a", buffer=0, data=0), "a.*no memory"),
     "before the buffer": (lambda r: edit(r, "a", data=BASE - 4), "inside its buffer"),
@@ -314,7 +313,7 @@ BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
         lambda r: edit(edit(r, "middle", op=int(Op.RESHAPE), src=[id_of(r, "a")] + [0] * 9, view_src=id_of(r, "a"),
                             buffer=0, data=0), "a", buffer=0, data=0), "middle: it has no memory, and nothing"
     ),
-    "gaps in what nobody clears": (
+    "gaps in an unplaced result": (
         lambda r: edit(r, "middle", nb=(4, 512, 2048, 2048), buffer=0, data=0), "has gaps"
     ),
     "turned further than long": (
@@ -326,7 +325,7 @@ BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_refused(case: str) -> None:
+def test_invalid_graphs_are_rejected(case: str) -> None:
     change, message = BAD[case]
     graph, places = small()
     request = request_of(graph, places)
@@ -336,7 +335,7 @@ def test_refused(case: str) -> None:
 
 
 def test_attention_heads_are_bounded() -> None:
-    """Every size of head is a kernel of its own."""
+    """Every head size needs its own kernel."""
     for head, fits in ((1024, True), (1032, False)):
         q, k = g.new_tensor(T.F32, head, 1, 1), g.new_tensor(T.F16, head, 256, 1)
         v, mask = g.new_tensor(T.F16, head, 256, 1), g.new_tensor(T.F16, 256, 1)
@@ -355,7 +354,7 @@ def test_attention_heads_are_bounded() -> None:
 
 
 def test_views_of_views_of_views() -> None:
-    """Too deep for a compiler that follows them."""
+    """Too deep for the compiler."""
     a = g.new_tensor(T.F32, 64, name="a")
     x, graph = a, Graph()
     for i in range(graphs.MAX_VIEWS + 1):
@@ -382,8 +381,8 @@ def test_nothing_to_compute() -> None:
     assert decoded(request_of(graph, {a: 0})).empty
 
 
-def test_no_dimensions_are_no_bytes() -> None:
-    """Batches without outputs: a real master sends tensors of no rows, at the end of its buffer, too."""
+def test_empty_tensors() -> None:
+    """Batches without outputs: llama.cpp sends tensors of no rows, also at the end of its buffer."""
     a, b = g.new_tensor(T.F32, 64, 0, name="a"), g.new_tensor(T.F32, 64, 0, name="b")
     graph = Graph()
     graph.output("r", g.add(a, b, name="r"))
@@ -394,7 +393,7 @@ def test_no_dimensions_are_no_bytes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CAPTURES[:1], ids=lambda p: p.name[:20])
 def test_noise_in_a_real_graph_is_decoded_or_refused(path: Path) -> None:
-    """Nothing but WireError, and what comes through lies inside its buffers."""
+    """Only WireError is raised, and decoded tensors lie inside their buffers."""
     request, regions = captured(path)
     rng = np.random.default_rng(0)
     payload = np.frombuffer(request.payload, np.uint8)

@@ -1,4 +1,4 @@
-"""Workers that come after the server, or go while it loads."""
+"""Workers that start after the server, or die while it loads."""
 
 from __future__ import annotations
 
@@ -48,49 +48,49 @@ def worker_at(port: int = 0) -> Iterator[str]:
     cpu.close()
 
 
-class Said:
-    """Who is waited for, as it is told."""
+class MissingCalls:
+    """Records the calls about missing workers."""
 
     def __init__(self) -> None:
         self.names: list[list[str]] = []
         self.whys: list[str] = []
-        self.somebody = threading.Event()
+        self.reported = threading.Event()
 
     def __call__(self, missing: Sequence[Unreachable]) -> None:
         self.names.append([worker.where for worker in missing])
         self.whys += [worker.why for worker in missing]
         if missing:
-            self.somebody.set()
+            self.reported.set()
 
 
 @pytest.mark.slow
-def test_a_worker_that_comes_later_is_waited_for() -> None:
-    said, later = Said(), free_port()
+def test_a_late_worker_is_awaited() -> None:
+    calls, later = MissingCalls(), free_port()
     with worker_at() as there, ThreadPoolExecutor(1) as pool:
         workers = backend("rpc", (there, f"127.0.0.1:{later}"))
-        found = pool.submit(workers.devices, 60.0, said)
-        assert said.somebody.wait(60)
-        assert said.names[0] == [f"127.0.0.1:{later}"] and not found.done()
-        assert f"127.0.0.1:{later} is missing since " in said.whys[0] and "is a worker running?" in said.whys[0]
+        found = pool.submit(workers.devices, 60.0, calls)
+        assert calls.reported.wait(60)
+        assert calls.names[0] == [f"127.0.0.1:{later}"] and not found.done()
+        assert f"127.0.0.1:{later} is missing since " in calls.whys[0] and "is a worker running?" in calls.whys[0]
         with worker_at(later):
             devices = found.result(60)
             assert [device.name for device in devices] == [f"RPC0[{there}]", f"RPC1[127.0.0.1:{later}]"]
-            assert said.names[-1] == []
+            assert calls.names[-1] == []
             for device in devices:
                 device.close()
 
 
-def test_one_that_dies_while_another_is_waited_for_is_waited_for_too() -> None:
-    said, first, second = Said(), free_port(), free_port()
+def test_a_worker_that_dies_during_the_wait_is_awaited() -> None:
+    calls, first, second = MissingCalls(), free_port(), free_port()
     workers = backend("rpc", (f"127.0.0.1:{first}", f"127.0.0.1:{second}"))
     with ThreadPoolExecutor(1) as pool:
         with worker_at(first):
-            found = pool.submit(workers.devices, 60.0, said)
-            while [f"127.0.0.1:{second}"] not in said.names:
+            found = pool.submit(workers.devices, 60.0, calls)
+            while [f"127.0.0.1:{second}"] not in calls.names:
                 assert not found.done()
                 time.sleep(0.01)
         with worker_at(second):
-            while [f"127.0.0.1:{first}"] not in said.names:
+            while [f"127.0.0.1:{first}"] not in calls.names:
                 assert not found.done()
                 time.sleep(0.01)
             with worker_at(first):
@@ -100,20 +100,20 @@ def test_one_that_dies_while_another_is_waited_for_is_waited_for_too() -> None:
                     device.close()
 
 
-def test_waiting_ends() -> None:
+def test_the_wait_ends() -> None:
     missing = f"127.0.0.1:{free_port()}"
     with pytest.raises(WorkersUnreachable, match=rf"cannot connect to {missing}.*waited for 0.4 s \(--rpc-wait\)"):
         backend("rpc", (missing,)).devices(0.4)
 
 
-def test_one_that_accepts_and_is_silent_is_named() -> None:
+def test_a_silent_worker_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(WorkersUnreachable, match=f"127.0.0.1:{port} does not answer; is it frozen"):
             backend("rpc", (f"127.0.0.1:{port}",)).devices(0.4)
 
 
-def test_what_no_waiting_mends_is_not_waited_for() -> None:
+def test_permanent_errors_are_not_awaited() -> None:
     with ScriptedWorker(version=(9, 0, 0)) as worker, pytest.raises(WorkersUnreachable, match=r"speaks RPC 9\.0\.0"):
         backend("rpc", (str(worker.endpoint),)).devices(100.0)
 
@@ -129,7 +129,7 @@ def load(path: Path, endpoint: str, progress: Callable[[str, int, int], None] | 
 
 
 class SilentWorkers:
-    """A back end whose only worker greets and answers nothing more."""
+    """A back end whose only worker greets and does not respond further."""
 
     def __init__(self) -> None:
         self.expected: list[float | None] = []
@@ -142,7 +142,7 @@ class SilentWorkers:
 
 
 @pytest.mark.parametrize(("wait", "expected"), [(60.0, 60.0), (1e-9, 5.0), (0.0, None)])
-def test_answers_of_workers_are_waited_for_as_long_as_workers(
+def test_responses_are_awaited_as_long_as_workers(
     wait: float, expected: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers, at = SilentWorkers(), iter((0.0, wait, wait))
@@ -159,7 +159,7 @@ def test_answers_of_workers_are_waited_for_as_long_as_workers(
     assert workers.expected == [expected]
 
 
-def test_what_answers_may_take_reaches_the_workers() -> None:
+def test_the_response_timeout_reaches_the_workers() -> None:
     with ScriptedWorker() as worker:
         workers = backend("rpc", (str(worker.endpoint),))
         (device,) = workers.devices()
@@ -182,7 +182,7 @@ def right(model: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sending weights", "compiling kernels"])
-def test_one_that_dies_while_the_model_is_loaded(model: Path, right: list[int], stage: str) -> None:
+def test_a_worker_that_dies_during_the_load(model: Path, right: list[int], stage: str) -> None:
     first, second = worker_at(), None
     endpoint = first.__enter__()
     port = int(endpoint.rpartition(":")[2])
@@ -207,13 +207,13 @@ def test_one_that_dies_while_the_model_is_loaded(model: Path, right: list[int], 
 
 
 def _stopped(pid: int) -> bool:
-    """Whether no thread of a process goes on: on a busy machine that takes a while."""
+    """Return True if no thread of a process runs; on a busy machine that takes a while."""
     threads = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(state == "T" for state in threads)
 
 
 @pytest.mark.slow
-def test_one_that_freezes_while_the_model_is_loaded(model: Path, right: list[int]) -> None:
+def test_a_worker_that_freezes_during_the_load(model: Path, right: list[int]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "llamado", "worker", "-t", "1", "-p", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -240,10 +240,10 @@ def test_one_that_freezes_while_the_model_is_loaded(model: Path, right: list[int
         process.wait()
 
 
-# --- what is waited for, and what is logged -------------------------------------------------------------------------
+# --- timeouts and logs ------------------------------------------------------------------------------------------------
 
 
-def test_what_notices_a_loss_in_time() -> None:
+def test_limits_detect_a_loss_in_time() -> None:
     for seconds in (0.1, 3.0, 30.0):
         patience = Patience.of(seconds)
         assert patience.interval + patience.answer <= seconds
@@ -252,7 +252,7 @@ def test_what_notices_a_loss_in_time() -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_requests_are_logged_where_ggml_would(
+def test_ggml_rpc_debug_logs_requests(
     value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GGML_RPC_DEBUG", value)

@@ -1,6 +1,6 @@
-"""The tap between a client and a worker that records what reaches it and when.
+"""The tap between a client and a worker that records received bytes and their times.
 
-Times are only compared with lower bounds, or with each other where the one must be a multiple of the other.
+Times are compared only with lower bounds, or with each other if one must be a multiple of the other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 from waiting import GUARD, until
 
 from llamado.rpc import wire
-from llamado.rpc.tap.framing import Message, Requests, Responses
+from llamado.rpc.tap.framing import Message, RequestFramer, ResponseFramer
 from llamado.rpc.tap.link import Link
 from llamado.rpc.tap.proxy import Tap, TapError, TapOptions, parse_bandwidth
-from llamado.rpc.tap.tracing import RequestLog, TraceError
+from llamado.rpc.tap.tracing import RequestDecoder, TraceError
 
 HOST = "127.0.0.1"
 CAPTURE = Path(__file__).parents[1] / "ggml" / "captures" / "smollm2-135m-instruct-q4_1.graph_0.bin.xz"
@@ -47,14 +47,14 @@ def set_tensor(data: bytes) -> bytes:
 
 
 def graph(n: int = 3) -> bytes:
-    """A chain of n nodes: two kinds of operations, and one node whose tensor is not sent."""
+    """Return a chain of n nodes: two kinds of operations, and one node whose tensor is not sent."""
     tensors = [TENSOR._replace(id=i, op=2 + i % 2) for i in range(1, n)]
     records = np.frombuffer(b"".join(t.pack() for t in tensors), wire.TENSOR)
     return wire.write_request(wire.graph_request(0, np.arange(1, n + 1, dtype=np.uint64), records))
 
 
 class FakeWorker:
-    """Keeps all bytes of every connection with the time they came; answers requests, or with `echo` sends all back."""
+    """Records all bytes of every connection and their times. Responds, or with `echo` sends all bytes back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo = echo
@@ -125,7 +125,7 @@ def worker() -> Iterator[FakeWorker]:
 
 
 def captured() -> bytes:
-    """A graph of a real llama-server, with the uid that 8.0 has behind the device."""
+    """Return a graph of llama.cpp's server, with 8.0's uid behind the device."""
     payload = lzma.decompress(CAPTURE.read_bytes())
     assert len(payload) == 404_036
     return struct.pack("<BQ", 10, len(payload) + 8) + payload[:4] + bytes(8) + payload[4:]
@@ -133,7 +133,7 @@ def captured() -> bytes:
 
 @contextmanager
 def tapped(worker: FakeWorker, **options: Any) -> Iterator[tuple[Tap, socket.socket]]:
-    """A tap in front of the worker, and a connection to it."""
+    """Yield a tap in front of the worker, and a connection to it."""
     with Tap(TapOptions(listen_port=0, target_port=worker.port, **options)) as tap, connect(tap.port) as client:
         yield tap, client
 
@@ -161,7 +161,7 @@ def kinds(worker: FakeWorker) -> list[type]:
     return [type(request) for _, request in worker.requests]
 
 
-# --- what passes ------------------------------------------------------------------------------------------------------
+# --- traffic ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"latency_ms": 1}, {"latency_ms": 1, "jitter_ms": 2, "all": True},
@@ -229,8 +229,8 @@ def test_only_graphs_are_delayed_and_nothing_overtakes(worker: FakeWorker) -> No
     assert all(arrived[i] >= latency for i in (1, 2, 3, 4))
 
 
-def test_without_latency_a_graph_passes_before_a_delayed_one_would(worker: FakeWorker) -> None:
-    """The delay is of graphs alone: with one of a minute nothing else takes any."""
+def test_only_graphs_take_the_delay(worker: FakeWorker) -> None:
+    """With a delay of a minute, other messages take none."""
     with tapped(worker, latency_ms=60_000) as (_, client):
         client.sendall(HELLO + set_tensor(b"weights") + COUNT)
         assert len(read(client, 48)) == 48
@@ -243,7 +243,7 @@ def test_without_latency_a_graph_passes_before_a_delayed_one_would(worker: FakeW
 
 
 def test_several_are_in_flight_at_once(worker: FakeWorker) -> None:
-    """Messages sent together come out together: latency is not occupancy."""
+    """Messages sent together arrive together: latency is not occupancy."""
     n, latency = 1200, 0.1
     with tapped(worker, latency_ms=1e3 * latency) as (_, client):
         client.sendall(HELLO)
@@ -283,7 +283,7 @@ def test_bandwidth_holds_bytes_back(worker: FakeWorker) -> None:
         assert time.perf_counter() - began >= 8 * n / bits
 
 
-def test_a_link_serialises_bytes_but_not_latency() -> None:
+def test_a_link_serializes_bytes_but_not_latency() -> None:
     link = Link(latency=1.0, bandwidth=8e3)  # a kilobyte a second
     assert link.due(1000, 10.0, delayed=False) == 11.0
     assert link.due(1000, 10.0, delayed=True) == 13.0
@@ -316,7 +316,7 @@ def test_jitter_never_reorders(worker: FakeWorker) -> None:
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_closes_has_delivered_what_is_in_flight(worker: FakeWorker) -> None:
+def test_bytes_in_flight_are_delivered_after_a_close(worker: FakeWorker) -> None:
     with tapped(worker, latency_ms=100) as (_, client):
         client.sendall(HELLO + RECOMPUTE + RECOMPUTE + set_tensor(b"last"))
         client.close()
@@ -324,7 +324,7 @@ def test_a_client_that_closes_has_delivered_what_is_in_flight(worker: FakeWorker
     assert kinds(worker) == [wire.Hello, wire.GraphRecompute, wire.GraphRecompute, wire.SetTensor]
 
 
-def test_a_graph_that_was_cut_short_is_delivered_as_it_is(worker: FakeWorker) -> None:
+def test_a_truncated_graph_is_delivered(worker: FakeWorker) -> None:
     stream = HELLO + RECOMPUTE + graph()[:-5]
     with tapped(worker, latency_ms=10) as (_, client):
         client.sendall(stream)
@@ -334,7 +334,7 @@ def test_a_graph_that_was_cut_short_is_delivered_as_it_is(worker: FakeWorker) ->
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_worker_that_goes_away_is_seen_by_the_client(worker: FakeWorker, reset: bool) -> None:
+def test_the_client_sees_the_end_of_the_worker(worker: FakeWorker, reset: bool) -> None:
     with tapped(worker, latency_ms=50, all=True) as (tap, client):
         client.sendall(HELLO)
         until(lambda: wire.Command.HELLO in tap.summary.rows and tap.summary.rows[wire.Command.HELLO].mean is not None)
@@ -382,12 +382,12 @@ def test_closing_the_tap_ends_its_connections(worker: FakeWorker) -> None:
         assert worker.ended.acquire(timeout=GUARD)
 
 
-def test_a_port_that_is_taken(worker: FakeWorker) -> None:
+def test_a_port_in_use(worker: FakeWorker) -> None:
     with pytest.raises(TapError, match=rf"cannot listen on {HOST}:{worker.port}.*--listen-port"):
         Tap(TapOptions(listen_port=worker.port))
 
 
-def test_options_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_options(tmp_path: Path) -> None:
     with pytest.raises(TapError, match="--latency-ms -1"):
         Tap(TapOptions(listen_port=0, latency_ms=-1))
     with pytest.raises(TapError, match="--jitter-ms nan"):
@@ -409,7 +409,7 @@ def test_bandwidths() -> None:
 @pytest.mark.parametrize("start", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\x0a" + b"\xff" * 8,
                                    b"\x0a", b"\x10\x00", b"GET / HTTP/1.1\r\n\r\n"])  # fmt: skip
 @pytest.mark.parametrize("latency", [0, 5])
-def test_what_is_not_the_protocol_passes_untouched(start: bytes, latency: float, tmp_path: Path) -> None:
+def test_other_protocols_pass_unchanged(start: bytes, latency: float, tmp_path: Path) -> None:
     noise = start + np.random.default_rng(len(start)).bytes(50_000)
     trace = tmp_path / "trace"
     with closing(FakeWorker(echo=True)) as worker:
@@ -423,7 +423,7 @@ def test_what_is_not_the_protocol_passes_untouched(start: bytes, latency: float,
 
 
 def test_garbage_is_not_held_back() -> None:
-    """What cannot be a graph passes as it comes, without waiting for a head to be complete."""
+    """Bytes that cannot be a graph pass at once, without waiting for a complete head."""
     with closing(FakeWorker(echo=True)) as worker, tapped(worker, latency_ms=60_000) as (_, client):
         client.sendall(b"\x16\x03")
         assert read(client, 2) == b"\x16\x03"
@@ -438,9 +438,9 @@ def test_garbage_is_not_held_back() -> None:
 def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) -> None:
     stream = b"".join(parts)
     places = sorted({a % (len(stream) + 1) for a in at})
-    for make in (Requests, Responses):
+    for make in (RequestFramer, ResponseFramer):
         awaiting: deque[Message] = deque()
-        if make is Responses:
+        if make is ResponseFramer:
             for command in (14, 8, 0, 18):
                 awaiting.append(Message(struct.Struct("<BQ"), command, 0.0))
         cutter = make(awaiting)
@@ -455,17 +455,17 @@ def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) ->
                 message, n = taken
                 assert 0 < n <= len(data)
                 assert len(message.kept) <= message.seen
-                if message.done:
+                if message.is_complete:
                     assert message.seen == message.size
                 passed += data[:n]
                 data = data[n:]
         assert passed == stream
 
 
-def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> None:
-    """Nobody knows how long it is; from there on nothing can be told apart."""
+def test_a_response_to_an_unknown_request_ends_the_decoding() -> None:
+    """Its length is unknown, so later responses cannot be split."""
     awaiting: deque[Message] = deque()
-    requests, responses = Requests(awaiting), Responses(awaiting)
+    requests, responses = RequestFramer(awaiting), ResponseFramer(awaiting)
     for request in (COUNT, struct.pack("<BQ", 200, 0), COUNT):
         requests.take(memoryview(request), 0.0)
     count = memoryview(struct.pack("<QI", 4, 1))
@@ -475,8 +475,8 @@ def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> Non
     assert responses.take(count, 1.0) is None
 
 
-def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None:
-    log = RequestLog()
+def test_an_invalid_request_is_noted_and_the_next_is_decoded() -> None:
+    log = RequestDecoder()
     assert "before HELLO" in log.describe(whole(COUNT))["note"]
     bad = struct.pack("<BQ", 10, 20) + bytes(12) + struct.pack("<II", 2**32 - 1, 0)
     assert "cannot hold" in log.describe(whole(bad))["note"]
@@ -485,12 +485,12 @@ def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None
 
 
 def whole(stream: bytes) -> Message:
-    message, n = Requests(deque()).take(memoryview(stream), 0.0)
-    assert message.done and n == len(stream)
+    message, n = RequestFramer(deque()).take(memoryview(stream), 0.0)
+    assert message.is_complete and n == len(stream)
     return message
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- trace and summary ------------------------------------------------------------------------------------------------
 
 
 def test_the_trace(worker: FakeWorker, tmp_path: Path) -> None:
@@ -595,8 +595,8 @@ def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path)
     assert [line["command"] for line in lines(trace)].count("DEVICE_COUNT") == 2
 
 
-def test_what_takes_a_links_time() -> None:
-    """A graph on its way to a worker, and what one worker passes to the next; not what is said about it."""
+def test_delayed_commands() -> None:
+    """Graphs to a worker, and tensors from one worker to the next; not the requests about them."""
     for everything in (False, True):
         with Tap(TapOptions(listen_port=0, all=everything)) as tap:
             found = {command for command in wire.Command if tap.delays(command)}
@@ -605,11 +605,11 @@ def test_what_takes_a_links_time() -> None:
 
 
 def test_the_trace_of_each_version(tmp_path: Path) -> None:
-    """What the greeting says decides how graphs are read."""
+    """The greeting decides the version of graphs."""
     for protocol, uid in ((wire.V7, 0), (wire.V8, 9)):
-        log = RequestLog()
+        log = RequestDecoder()
         log.describe(whole(HELLO))
-        responses = Responses(deque([whole(HELLO)]))
+        responses = ResponseFramer(deque([whole(HELLO)]))
         said = wire.write_response(wire.Command.HELLO, wire.HelloResponse(*protocol.version))
         log.greeted(responses.take(memoryview(said), 0.0)[0])  # type: ignore[index]
         nodes, records = np.zeros(0, np.uint64), np.zeros(0, wire.TENSOR)

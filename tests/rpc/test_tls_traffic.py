@@ -1,28 +1,23 @@
-"""What a TLS pair puts on the wire, and whom a worker that asks for certificates lets in: real commands, every byte."""
+"""TLS on the wire: no byte of a model or an answer is readable."""
 
 from __future__ import annotations
 
-import re
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_endpoint import Authority
 from tiny_models import make_llama
-from waiting import GUARD, until
+from waiting import GUARD
+from wire_client import running
 
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
-from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
@@ -34,35 +29,13 @@ PIECES = 8
 """Pieces of each weight that are looked for."""
 
 
-# --- who takes part ---------------------------------------------------------------------------------------------------
+# --- stand-ins --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class WorkerProcess:
-    endpoint: Endpoint
-    log: Path
+class RecordingProxy:
+    """A TCP proxy to `target` that records all bytes.
 
-
-@contextmanager
-def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
-    """`llamado worker` on a port it chooses."""
-    command = [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        until(lambda: "device 0" in log.read_text() or process.poll() is not None, log.read_text)
-        found = re.search(r"llamado worker on (\S+)", log.read_text())
-        assert found is not None
-        yield WorkerProcess(Endpoint.parse(found[1]), log)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-class Wire:
-    """A TCP port that passes everything on to `target` and keeps what passed.
-
-    `sent` and `received`, as clients see it, hold the bytes of each connection.
+    `sent` and `received`, from the client's view, have the bytes of each connection.
     """
 
     def __init__(self, target: Endpoint) -> None:
@@ -76,10 +49,10 @@ class Wire:
 
     @property
     def endpoint(self) -> Endpoint:
-        """How clients reach the target through it."""
+        """The address of the target through the proxy."""
         return Endpoint("127.0.0.1", self._listener.getsockname()[1], self._target.tls)
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> RecordingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +80,7 @@ class Wire:
             self._begin(self._carry, worker, client, self.received)
 
     def holds(self, run: bytes) -> bool:
-        """Whether these bytes passed, one after the other, in either direction."""
+        """Return True if these bytes passed in a row, in either direction."""
         return any(run in record for record in (*self.sent, *self.received))
 
     def _carry(self, source: socket.socket, target: socket.socket, records: list[bytearray]) -> None:
@@ -130,17 +103,9 @@ def shut(sock: socket.socket) -> None:
     sock.close()
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def strict_worker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker that lets in only clients with a certificate of the authority."""
-    own = ("--tls-cert", authority.cert, "--tls-key", authority.key, "--tls-client-ca", authority.pem)
-    with worker_process(tmp_path_factory.mktemp("worker") / "log", *own) as worker:
-        yield worker
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +116,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the bytes --------------------------------------------------------------------------------------------------------
 
 
-def answer_through(wire: Wire, model: Path, authority: Authority) -> str:
-    """What the model says when all its layers are on a worker behind the wire."""
+def answer_through(wire: RecordingProxy, model: Path, authority: Authority) -> str:
+    """Return an answer of the model with all layers on a worker behind the proxy."""
     split = SplitOptions(
         rpc=(str(wire.endpoint),), tensor_split=(1.0,), ca=authority.pem, cert=authority.cert, key=authority.key
     )
@@ -161,7 +126,7 @@ def answer_through(wire: Wire, model: Path, authority: Authority) -> str:
 
 
 def pieces_of(model: Path) -> dict[str, list[bytes]]:
-    """Runs of 64 bytes of each weight that goes to the worker, from its beginning to its end."""
+    """Return runs of 64 bytes of each weight on the worker, over its whole length."""
     pieces = {}
     with GGUFFile.open(model) as file:
         for name in file.tensors:
@@ -174,15 +139,19 @@ def pieces_of(model: Path) -> dict[str, list[bytes]]:
     return pieces
 
 
-def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: WorkerProcess, tmp_path: Path) -> None:
-    pieces = pieces_of(model)
-    with worker_process(tmp_path / "log") as worker, Wire(worker.endpoint) as plain:
-        said = answer_through(plain, model, authority)
-    with Wire(strict_worker.endpoint) as secret:
-        assert answer_through(secret, model, authority) == said
+def test_bytes_on_the_wire(model: Path, authority: Authority) -> None:
+    pieces, device = pieces_of(model), CpuDevice(1)
+    with running(device) as worker, RecordingProxy(worker.endpoint) as plain:
+        text = answer_through(plain, model, authority)
+    with (
+        running(device, tls_cert=authority.cert, tls_key=authority.key, tls_client_ca=authority.pem) as worker,
+        RecordingProxy(worker.endpoint) as secret,
+    ):
+        assert answer_through(secret, model, authority) == text
+    device.close()
     with GGUFFile.open(model) as file:
         weights = sum(file.tensors[name].nbytes for name in pieces)
-    for wire in (plain, secret):  # a wire that nothing passed would hold no secrets
+    for wire in (plain, secret):  # an unused proxy would hold no secrets, either
         assert sum(map(len, wire.sent)) > weights
         assert sum(map(len, wire.received)) > 4 * N_VOCAB * N_PREDICT  # logits
     for name, runs in pieces.items():
@@ -192,52 +161,3 @@ def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: Wor
         assert not secret.holds(name.encode())
     assert plain.holds(b"blk.") and not secret.holds(b"blk.")
     assert all(record[:2] == b"\x16\x03" for record in (*secret.sent, *secret.received))  # TLS from the first byte
-
-
-# --- who gets in ------------------------------------------------------------------------------------------------------
-
-
-def list_devices(endpoint: Endpoint, *options: str) -> subprocess.CompletedProcess[str]:
-    """What `llamado plan --list-devices` says of a worker."""
-    command = [sys.executable, "-m", "llamado", "plan", "--list-devices", "--rpc", str(endpoint), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_a_client_without_a_certificate_is_refused(
-    model: Path, strict_worker: WorkerProcess, authority: Authority
-) -> None:
-    """It is told what to do, the worker says why, and the next one with a certificate gets in."""
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem)
-    said = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert str(strict_worker.endpoint) in said and "--rpc-cert" in said and "--rpc-key" in said
-    assert "Traceback" not in said
-    until(lambda: "the client shows no certificate" in strict_worker.log.read_text(), strict_worker.log.read_text)
-    split = SplitOptions(rpc=(str(strict_worker.endpoint),), tensor_split=(1.0,), ca=authority.pem)
-    with pytest.raises(WorkersUnreachable, match="--rpc-cert"):
-        LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split))
-    own = ("--rpc-cert", authority.cert, "--rpc-key", authority.key)
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
-    assert done.returncode == 0, done.stderr
-    assert f"RPC0: {strict_worker.endpoint} (" in done.stdout
-
-
-def test_a_certificate_of_another_authority_is_refused(
-    strict_worker: WorkerProcess, authority: Authority, tmp_path: Path
-) -> None:
-    stranger = Authority(tmp_path)
-    own = ("--rpc-cert", stranger.cert, "--rpc-key", stranger.key)
-    done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
-    assert done.returncode != 0
-    assert "--rpc-cert" in done.stdout + done.stderr
-    until(
-        lambda: "the client's certificate is not trusted" in strict_worker.log.read_text(), strict_worker.log.read_text
-    )
-
-
-def test_a_client_without_tls_is_refused(strict_worker: WorkerProcess) -> None:
-    done = list_devices(Endpoint(*strict_worker.endpoint.address))
-    assert done.returncode != 0
-    hint = f"if it wants TLS, it is {strict_worker.endpoint}, and its --allow has to name this machine"
-    assert hint in done.stdout + done.stderr
-    until(lambda: "the client does not speak TLS" in strict_worker.log.read_text(), strict_worker.log.read_text)

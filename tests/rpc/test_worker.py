@@ -1,4 +1,4 @@
-"""The worker, spoken to byte by byte: what it answers, what it lends, what it refuses, and whom that concerns."""
+"""The worker, driven byte by byte: responses, memory, graphs, limits, and isolation of clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import identity
-from llamado.rpc.worker.memory import Lender, Turns
+from llamado.rpc.worker.memory import SharedDevice, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
@@ -78,13 +78,13 @@ def client(worker: Worker) -> Iterator[Client]:
 def cached(
     device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], AbstractContextManager[Worker]]:
-    """Starts a worker with a cache in `tmp_path`, as often as wanted."""
+    """Return a function that starts a worker with a cache in `tmp_path`."""
     monkeypatch.setattr("llamado.rpc.worker.server.cache_folder", lambda: tmp_path / "rpc")
     return lambda: running(device, cache=True)
 
 
 class Sum:
-    """r = a + b on a worker, in a buffer of its own."""
+    """r = a + b on a worker, in its own buffer."""
 
     def __init__(self, client: Client, n: int = 64) -> None:
         self.client = client
@@ -118,7 +118,7 @@ def test_greeting(client: Client) -> None:
     assert client.number(wire.GetMaxSize(0)) == 2**64 - 1
 
 
-def test_every_byte_may_come_alone(worker: Worker) -> None:
+def test_requests_may_arrive_byte_by_byte(worker: Worker) -> None:
     with Client(worker, greet=False) as client:
         client.reader.expect(14)  # type: ignore[arg-type]
         for byte in wire.write_request(wire.Hello()):
@@ -132,7 +132,7 @@ def test_every_byte_may_come_alone(worker: Worker) -> None:
         assert client.get(raw(ptr, base, 300), 300) == bytes(10) + data + bytes(34)
 
 
-def test_many_commands_in_one_piece(client: Client) -> None:
+def test_many_requests_in_one_packet(client: Client) -> None:
     ptr, base = client.alloc(1000)
     pieces = b"".join(
         wire.write_request(wire.SetTensor(raw(ptr, base, 1000), 0, i, 1)) + bytes([i % 256]) for i in range(1000)
@@ -141,7 +141,7 @@ def test_many_commands_in_one_piece(client: Client) -> None:
     assert client.get(raw(ptr, base, 1000), 1000) == bytes(i % 256 for i in range(1000))
 
 
-def test_megabytes_there_and_back(client: Client) -> None:
+def test_megabytes_of_data(client: Client) -> None:
     data = np.random.default_rng(0).integers(0, 256, 9_000_001, np.uint8).tobytes()
     ptr, base = client.alloc(len(data) + 7)
     tensor = raw(ptr, base + 7, len(data))
@@ -158,7 +158,7 @@ def test_buffers_start_as_zeros(client: Client) -> None:
     assert client.get(raw(second, base, 5000), 5000) == bytes(5000)
 
 
-def test_bases_are_apart_and_no_addresses(client: Client) -> None:
+def test_bases_of_buffers_are_disjoint(client: Client) -> None:
     """ggml does arithmetic on them: base + offset must name one buffer."""
     found = [client.alloc(size) for size in (1, 4096, 100_000, 0, 7)]
     ends = [base + size for (_, base), size in zip(found, (1, 4096, 100_000, 0, 7), strict=True)]
@@ -186,7 +186,7 @@ def test_clear_memset_copy_init(client: Client) -> None:
 
 
 def test_alloc_size(client: Client) -> None:
-    """As ggml's CPU: what the tensor's bytes are."""
+    """As on ggml's CPU: the bytes of the tensor."""
     tensor = wire.WireTensor(1, int(T.Q4_1), 0, (576, 10, 1, 1), (20, 360, 3600, 3600), 0)
     assert client.number(wire.GetAllocSize(0, tensor, (NOTHING,) * 10)) == 3600
 
@@ -204,8 +204,8 @@ def test_compute_and_compute_again(client: Client) -> None:
     assert sum.result() == {12}
 
 
-def test_the_same_bytes_are_the_same_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master that alternates between shapes does not have them compiled again and again."""
+def test_equal_graphs_are_compiled_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that alternates between shapes does not cause new compilations."""
     compiled = []
     original = Compiler.compile
     monkeypatch.setattr(Compiler, "compile", lambda self: compiled.append(self) or original(self))
@@ -232,9 +232,10 @@ def test_activations_without_a_place(client: Client) -> None:
     np.testing.assert_allclose(got, 1, rtol=1e-5)
 
 
-class Turned:
-    """A rotation: positions and frequency factors are what a device might take for constants, as they never change
-    in a model. All in buffers of their own.
+class Rotation:
+    """A rotation. In a model its positions and factors never change, so a device might take them for constants.
+
+    All tensors have their own buffers.
     """
 
     def __init__(self, client: Client) -> None:
@@ -277,13 +278,13 @@ CHANGES = {
 }
 
 
-def copied(one: Turned, tensor: Tensor, byte: int) -> None:
+def copied(one: Rotation, tensor: Tensor, byte: int) -> None:
     ptr, base = one.client.alloc(tensor.nbytes)
     one.client.send(wire.BufferClear(ptr, byte))
     one.client.ask(wire.CopyTensor(wire_of(tensor, ptr, base), one.wire(tensor)))
 
 
-def hashed(one: Turned, tensor: Tensor, byte: int) -> None:
+def hashed(one: Rotation, tensor: Tensor, byte: int) -> None:
     data = np.full(tensor.nbytes, byte, np.uint8)
     ptr, base = one.client.alloc(tensor.nbytes)
     one.client.set(wire_of(tensor, ptr, base), data.tobytes(), cache=1)
@@ -292,12 +293,12 @@ def hashed(one: Turned, tensor: Tensor, byte: int) -> None:
 
 @pytest.mark.parametrize("way", CHANGES)
 @pytest.mark.parametrize("what", ["factors", "at"])
-def test_whatever_changes_counts_in_the_next_run(
+def test_changed_inputs_count_in_the_next_run(
     cached: Callable[[], AbstractContextManager[Worker]], way: str, what: str
 ) -> None:
-    """Of the same graph, sent again or named; the result is that of a client that had it so from the beginning."""
+    """The graph is sent again or named; the result equals that of a client that had the input from the start."""
     with cached() as worker, Client(worker) as client, Client(worker) as other:
-        one = Turned(client)
+        one = Rotation(client)
         for byte, again in ((0x3E, False), (0x3F, True), (0x01, False)):
             one.compute()
             before = one.result()
@@ -307,19 +308,19 @@ def test_whatever_changes_counts_in_the_next_run(
                 client.send(wire.GraphRecompute(0))
             else:
                 one.compute()
-            fresh = Turned(other)
+            fresh = Rotation(other)
             fresh.put(getattr(fresh, what), np.full(tensor.nbytes, byte, np.uint8))
             fresh.compute()
             assert one.result() == fresh.result() != before
 
 
 @pytest.mark.parametrize("freed", ["x", "at", "factors", "r"])
-def test_a_freed_buffer_takes_its_graphs_along(
+def test_a_freed_buffer_drops_its_graphs(
     client: Client, device: CpuDevice, freed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whichever of several: neither the graph's name nor its bytes bring it back; other graphs stay."""
+    """Neither the graph's name nor its bytes bring it back; other graphs stay."""
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
-        sum, one = Sum(client), Turned(client)
+        sum, one = Sum(client), Rotation(client)
         sum.write(1, 2)
         sum.compute()
         one.compute()
@@ -355,8 +356,8 @@ def test_the_last_graph_is_forgotten_with_its_memory(
         assert submitted == []
 
 
-def test_a_master_that_goes_on_after_freeing(client: Client) -> None:
-    """New buffers, the same program: llama.cpp makes them when its context grows."""
+def test_a_client_that_replaces_its_buffers(client: Client) -> None:
+    """As llama.cpp does when its context grows."""
     for i in range(3):
         sum = Sum(client)
         sum.write(i, 2)
@@ -387,10 +388,10 @@ def test_clients_take_turns() -> None:
         pass
 
 
-def test_answers_while_another_client_computes(
+def test_requests_are_served_while_another_client_computes(
     worker: Worker, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second connection is the first one's heartbeat."""
+    """A second connection carries the first one's heartbeats."""
     runs, go = threading.Event(), threading.Event()
     original = device.submit
 
@@ -415,7 +416,7 @@ def test_answers_while_another_client_computes(
 
 
 def test_many_clients_at_once(worker: Worker) -> None:
-    """Each sees its own bytes only."""
+    """Each client reads only its own bytes."""
     failures: list[str] = []
 
     def work(i: int) -> None:
@@ -442,8 +443,8 @@ def test_many_clients_at_once(worker: Worker) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def lent(worker: Worker) -> int:
-    return worker.state.devices[0].lent
+def allocated(worker: Worker) -> int:
+    return worker.state.devices[0].allocated
 
 
 def test_memory_limit_counts_all_clients(device: CpuDevice) -> None:
@@ -480,31 +481,31 @@ def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.Mo
     assert client.ask(wire.AllocBuffer(0, 1)) == wire.AllocResponse(0, 0)
 
 
-def test_what_a_client_had_is_free_when_it_is_gone(worker: Worker) -> None:
-    before = lent(worker)
+def test_a_lost_client_frees_its_memory(worker: Worker) -> None:
+    before = allocated(worker)
     client = Client(worker)
     client.alloc(1 << 20)
-    assert lent(worker) == before + (1 << 20)
+    assert allocated(worker) == before + (1 << 20)
     client.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
 
 
-def test_also_in_the_middle_of_a_tensor_or_reset(worker: Worker) -> None:
-    before = lent(worker)
+def test_a_client_lost_in_the_middle_of_a_tensor_frees_its_memory(worker: Worker) -> None:
+    before = allocated(worker)
     cut = Client(worker)
     ptr, base = cut.alloc(1 << 20)
     cut.sock.sendall(wire.write_request(wire.SetTensor(raw(ptr, base, 1 << 20), 0, 0, 1 << 20)) + b"x" * 1000)
     cut.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
     reset = Client(worker)
     reset.alloc(1 << 20)
     reset.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     reset.sock.close()
-    until(lambda: lent(worker) == before)
+    until(lambda: allocated(worker) == before)
 
 
-def test_memory_of_the_dead_is_given_back_to_the_system(worker: Worker, device: CpuDevice) -> None:
-    """Not only counted as free: a program that is kept must not hold the pages."""
+def test_memory_of_lost_clients_is_returned_to_the_system(worker: Worker, device: CpuDevice) -> None:
+    """Not only counted as free: cached code must not keep the pages."""
     client = Client(worker)
     sum = Sum(client)
     sum.compute()
@@ -520,8 +521,8 @@ def test_memory_of_the_dead_is_given_back_to_the_system(worker: Worker, device: 
     until(lambda: resident() < full - (48 << 20))
 
 
-def test_activations_count(device: CpuDevice) -> None:
-    """What the device has to find for results without a place is in the limit, too."""
+def test_activations_count_against_the_limit(device: CpuDevice) -> None:
+    """Results without a place need memory on the device."""
     a, graph = g.new_tensor(T.F32, 1 << 20, name="a"), Graph()
     r = graph.output("r", g.scale(g.view_1d(g.add(a, a), 64), 2.0))
     places, size = layout([a, r])
@@ -535,8 +536,8 @@ def test_activations_count(device: CpuDevice) -> None:
                 assert client.is_closed()
 
 
-def test_a_device_elsewhere(device: CpuDevice) -> None:
-    """A buffer that is not this process's memory is reached through the Device contract alone."""
+def test_a_device_whose_memory_is_out_of_reach(device: CpuDevice) -> None:
+    """Its buffers are accessed only through the Device contract."""
 
     class Far:
         name = "far"
@@ -590,15 +591,15 @@ def test_a_device_elsewhere(device: CpuDevice) -> None:
         assert client.get(raw(far, base, 5 << 20), 5 << 20) == bytes(5 << 20)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- rejected requests ------------------------------------------------------------------------------------------------
 
 
 def refused(caplog: pytest.LogCaptureFixture, client: Client) -> str:
-    """Waits for the end of a connection; gives the one line that was logged about it."""
-    peer = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed"
+    """Wait for the end of a connection. Returns the one line logged about it."""
+    prefix = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed"
 
     def lines() -> list[str]:
-        return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(peer)]
+        return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(prefix)]
 
     assert client.is_closed()
     until(lambda: bool(lines()))
@@ -608,7 +609,7 @@ def refused(caplog: pytest.LogCaptureFixture, client: Client) -> str:
 
 
 def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
-    """Bytes that end a connection, and what is said about them."""
+    """Return bytes that end a connection, and the error they cause."""
     ptr, base = sum.ptr, sum.base
     size = 3072
     unknown = sum.graph
@@ -662,7 +663,7 @@ BAD_REQUESTS = (
 def test_a_bad_request_ends_its_connection_only(
     worker: Worker, client: Client, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says why; the other client's memory and graphs stay."""
+    """One line has the reason; the other client's memory and graphs stay."""
     mine = Sum(client)
     mine.write(20, 3)
     mine.compute()
@@ -682,18 +683,20 @@ def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
         assert "DEVICE_COUNT before HELLO" in refused(caplog, client)
 
 
-def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of one who says a byte now and then."""
+def test_silent_clients_are_closed(
+    worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that sends a byte now and then."""
     monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.sock.sendall(wire.write_request(wire.Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
 
 
-def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte comes in time, the greeting does not."""
+def test_a_slow_tls_handshake_is_closed(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte arrives in time, the greeting does not."""
     monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.3)
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.05)
     own = Authority(tmp_path)
     with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
         with pytest.raises(OSError):
@@ -704,7 +707,7 @@ def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch:
 
 
 def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the worker's first thread looks at the connection just then."""
+    """While the worker's first thread polls the connection."""
     greet = ClientConnection.greet
 
     def later(connection: ClientConnection, tls: ssl.SSLContext | None) -> wire.Request:
@@ -712,7 +715,7 @@ def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatc
         return greet(connection, tls)
 
     monkeypatch.setattr(ClientConnection, "greet", later)
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 60.0)
     own = Authority(tmp_path)
     with (
         running(device, tls_cert=own.cert, tls_key=own.key) as worker,
@@ -746,7 +749,7 @@ def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch
 
 
 def new_chains(client: Client, n: int, rng: np.random.Generator) -> wire.GraphCompute:
-    """A graph of `n` chains that were never seen before."""
+    """Return a graph of `n` chains that were never compiled before."""
     a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
     for _ in range(n):
         x = a
@@ -761,7 +764,7 @@ def new_chains(client: Client, n: int, rng: np.random.Generator) -> wire.GraphCo
 def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph that needs ever new kernels takes several turns, and has an end."""
+    """A graph that needs ever new kernels takes several turns, and has a limit."""
     monkeypatch.setattr("llamado.rpc.worker.handlers.graphs.KERNELS_PER_TURN", 2)
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     turns = []
@@ -783,8 +786,8 @@ def test_kernels_are_rationed(
 
 
 @pytest.mark.slow
-def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has used up his own waits, also as another connection, and nobody else does."""
+def test_budgets_of_kernels_recover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without budget waits, on another connection, too; other clients do not."""
     now = [1000.0]
     monkeypatch.setattr("llamado.rpc.worker.budgets.time", SimpleNamespace(monotonic=lambda: now[0]))
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
@@ -840,7 +843,7 @@ def test_a_fault_in_the_device_ends_one_connection(
 
 
 def upload(worker: Worker, client: Client, data: bytes) -> None:
-    """Sends a tensor to be kept, and waits until it is."""
+    """Send a tensor to be cached, and wait until it is."""
     ptr, base = client.alloc(len(data))
     client.set(raw(ptr, base, len(data)), data, cache=1)
     client.number(wire.DeviceCount())
@@ -849,7 +852,7 @@ def upload(worker: Worker, client: Client, data: bytes) -> None:
 
 
 def fetched(client: Client, data: bytes) -> bytes | None:
-    """What a client gets that asks for a tensor by its hash."""
+    """Return a tensor's bytes after a request by hash."""
     ptr, base = client.alloc(len(data))
     tensor = raw(ptr, base, len(data))
     if not client.number(wire.SetTensorHash(tensor, 0, fnv1a(np.frombuffer(data, np.uint8)))):
@@ -858,7 +861,7 @@ def fetched(client: Client, data: bytes) -> bytes | None:
 
 
 def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: Path) -> None:
-    """Uploads with the flag are on disk, and come from there when asked for."""
+    """Uploads with the flag are on disk, and are loaded by hash."""
     blobs = [np.random.default_rng(i).integers(0, 256, 100_000 + i, np.uint8) for i in range(6)]
     with cached() as worker, Client(worker) as client:
         ptr, base = client.alloc(1 << 20)
@@ -893,12 +896,12 @@ def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: P
 def test_other_bytes_of_the_same_hash_replace_nothing(
     cached: Callable[[], AbstractContextManager[Worker]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither in the process that has checked the genuine ones, nor in one that has not looked at them yet."""
+    """Neither in the process that has checked the genuine ones, nor in another one."""
     assert fnv1a(np.frombuffer(FORGED, np.uint8)) == fnv1a(np.frombuffer(GENUINE, np.uint8))
-    with cached() as worker, Client(worker) as client, Client(worker) as stranger:
+    with cached() as worker, Client(worker) as client, Client(worker) as other:
         upload(worker, client, GENUINE)
         with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
-            upload(worker, stranger, FORGED)
+            upload(worker, other, FORGED)
         assert "other bytes with the hash of an entry were not cached" in caplog.text
         assert fetched(client, GENUINE) == GENUINE
     with cached() as worker, Client(worker) as client:
@@ -909,11 +912,11 @@ def test_other_bytes_of_the_same_hash_replace_nothing(
 def test_a_cache_for_each_network(
     cached: Callable[[], AbstractContextManager[Worker]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes first with forged bytes fools only himself."""
+    """Forged bytes affect only the client that sent them."""
     with cached() as worker:
         monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("198.51.100.9"))
-        with Client(worker) as stranger:
-            upload(worker, stranger, FORGED)
+        with Client(worker) as other:
+            upload(worker, other, FORGED)
         monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.1"))
         with Client(worker) as client:
             assert fetched(client, GENUINE) is None
@@ -933,14 +936,14 @@ def test_a_cache_for_each_network(
         ("fe80::1%eth0", "fe80-0000-0000-0000-0000-0000-0000-0000_64"),
     ],
 )  # fmt: skip
-def test_clients_are_known_by_their_network(host: str, name: str) -> None:
+def test_clients_are_identified_by_their_network(host: str, name: str) -> None:
     assert identity(host) == name
 
 
-def test_clients_are_known_by_their_certificate(
+def test_clients_are_identified_by_their_certificate(
     device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two from the same address with different certificates share nothing; one that comes again finds its own."""
+    """Two from one address with different certificates share nothing; one that returns finds its own entries."""
     own = Authority(tmp_path)
     others = own.issue(tmp_path, "other-")
     options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem, "cache": True}
@@ -968,7 +971,7 @@ def test_without_a_cache(client: Client) -> None:
     assert client.get(raw(ptr, base, 100), 100) == b"x" * 100
 
 
-# --- who may come in --------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
@@ -983,7 +986,7 @@ def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
     assert "not in a network of --allow" in caplog.text
 
 
-def test_addresses_of_old_in_new_ones(device: CpuDevice) -> None:
+def test_mapped_ipv4_addresses(device: CpuDevice) -> None:
     """A socket for both families sees ::ffff:10.1.2.3."""
     worker = Worker([device], WorkerOptions(port=0, allow=("10.0.0.0/8",)))
     assert worker._may_connect("::ffff:10.1.2.3") and not worker._may_connect("::ffff:11.1.2.3")
@@ -991,18 +994,18 @@ def test_addresses_of_old_in_new_ones(device: CpuDevice) -> None:
     worker._end()
 
 
-def test_no_network(device: CpuDevice) -> None:
+def test_an_invalid_network(device: CpuDevice) -> None:
     with pytest.raises(WorkerError, match="--allow everybody"):
         Worker([device], WorkerOptions(port=0, allow=("everybody",)))
 
 
-def test_port_taken(worker: Worker, device: CpuDevice) -> None:
+def test_a_port_in_use(worker: Worker, device: CpuDevice) -> None:
     with pytest.raises(WorkerError, match=rf"127\.0\.0\.1:{worker.port}: Address already in use"):
         Worker([device], WorkerOptions(port=worker.port))
 
 
 def test_a_name_of_two_addresses(device: CpuDevice) -> None:
-    """ggml's clients go to the older kind."""
+    """ggml's clients use IPv4."""
     with running(device, host="localhost") as worker, Client(worker) as client:
         assert client.number(wire.DeviceCount()) == 1
 
@@ -1013,14 +1016,12 @@ def test_no_such_host(device: CpuDevice) -> None:
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(WorkerError, match="TPU0: there is no such device here; known are CPU"):
+    with pytest.raises(WorkerError, match="TPU0: unknown device; this machine has CPU"):
         run_worker(WorkerOptions(devices=("TPU0",)))
 
 
-def test_graphics_processors_are_replaced_by_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Guides start `rpc-server -d MTL0` beside `-d CPU`: that is said, and the processor computes."""
+def test_gpu_names_fall_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Guides start `rpc-server -d MTL0` beside `-d CPU`: the worker logs a warning and uses the CPU."""
     offered: list[str] = []
 
     def made(devices: list[CpuDevice], _: WorkerOptions) -> Worker:
@@ -1032,7 +1033,7 @@ def test_graphics_processors_are_replaced_by_what_is_there(
         run_worker(WorkerOptions(devices=("MTL0", "CUDA1", "CPU"), threads=1))
     assert offered == ["CPU"]
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "MTL0: accepted, but nothing here computes on it: CPU is offered" in said[0]
+    assert len(said) == 2 and "MTL0: not supported, serving CPU instead" in said[0]
 
 
 def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1049,7 +1050,7 @@ def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With a certificate a client gets in, without one it does not; and the other way round no plain one does."""
+    """A client needs a certificate, and plain TCP is rejected; a plain worker rejects TLS."""
     own = Authority(tmp_path)
     options = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": own.pem}
     with running(device, **options) as worker, caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
@@ -1066,14 +1067,17 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
             sum.write(1, 2)
             sum.compute()
             assert sum.result() == {3}
-        with Client(worker, greet=False) as client:
-            client.sock = client_tls(own.pem).wrap_socket(client.sock, server_hostname="127.0.0.1")
-            with pytest.raises(OSError):
+        (tmp_path / "other").mkdir()
+        other = Authority(tmp_path / "other")
+        for certificate in ((), (other.cert, other.key)):
+            with Client(worker, greet=False) as client, pytest.raises(OSError):
+                client.sock = client_tls(own.pem, *certificate).wrap_socket(client.sock, server_hostname="127.0.0.1")
                 client.ask(wire.Hello())
         with Client(worker, greet=False) as client, pytest.raises(OSError):
             client.ask(wire.Hello())
         until(lambda: worker.clients == 0)
         assert "the client shows no certificate" in caplog.text
+        assert "the client's certificate is not trusted" in caplog.text
         assert "does not speak TLS" in caplog.text
 
 
@@ -1088,7 +1092,7 @@ def test_half_a_tls_pair(device: CpuDevice) -> None:
 
 
 def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that runs comes to its end; one that waits does not start."""
+    """A running graph completes; a waiting one does not start."""
     runs, go, done = threading.Event(), threading.Event(), []
     original = device.submit
 
@@ -1115,10 +1119,10 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
         thread.join(GUARD)
         assert not thread.is_alive()
     assert len(done) == 1
-    assert lent(worker) == 0 and worker.clients == 0
+    assert allocated(worker) == 0 and worker.clients == 0
 
 
-def test_debug_logs_each_command(
+def test_debug_logs_each_request(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GGML_RPC_DEBUG", "1")
@@ -1148,7 +1152,7 @@ def test_describe(device: CpuDevice, worker: Worker) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
-    """`llamado worker` says where it listens, serves, and ends with 0 when it is told to."""
+    """`llamado worker` prints its address, serves, and ends with 0 on SIGTERM."""
     process = subprocess.Popen(
         [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", "-m", "100"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "GGML_RPC_DEBUG": ""},
@@ -1178,7 +1182,7 @@ def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
         process.stderr.close()
 
 
-def test_open_to_others_warns(
+def test_a_public_address_warns(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Worker, "serve", lambda self: self._end())
@@ -1190,7 +1194,9 @@ def test_open_to_others_warns(
         assert ("WARNING: 0.0.0.0 can be reached" in caplog.text) is warns
 
 
-def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_memory_limit_above_the_machine_s_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("llamado.rpc.worker.server.Worker.serve", lambda worker: worker._end())
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(limits, "memory", lambda: limits.MachineMemory(1 << 30, 2_000_000_000, 9 << 30))
@@ -1198,14 +1204,14 @@ def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, capl
         caplog.clear()
         with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):
             assert run_worker(WorkerOptions(port=0, threads=1, mem=mem)) == 0
-        assert ("--mem allows clients 3.0 GB, this process may use 2.0 GB" in caplog.text) is warns
+        assert ("--mem allows clients 3.0 GB, but this process may use only 2.0 GB" in caplog.text) is warns
 
 
-def test_lender_without_a_limit_lends_what_is_free(device: CpuDevice) -> None:
-    lender = Lender(device, None)
-    free, total = lender.memory()
+def test_a_device_without_a_limit_has_its_free_memory(device: CpuDevice) -> None:
+    shared = SharedDevice(device, None)
+    free, total = shared.memory()
     assert 0 < free <= total
-    assert lender.lend(free + (1 << 30)) is None
+    assert shared.allocate(free + (1 << 30)) is None
 
 
 # --- the real llama.cpp -----------------------------------------------------------------------------------------------
@@ -1221,17 +1227,17 @@ def test_llama_bench_runs_on_it(device: CpuDevice, peer_bin: Path, smollm2_path:
         )  # fmt: skip
         assert out.returncode == 0, out.stderr
         assert out.stdout.count('"avg_ts"') == 2
-        until(lambda: lent(worker) == 0)
+        until(lambda: allocated(worker) == 0)
 
 
 @pytest.mark.interop
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
-def test_llama_server_says_the_same_as_on_its_own(
+def test_llama_server_gives_the_same_text(
     device: CpuDevice, peer_bin: Path, model: str, request: pytest.FixtureRequest
 ) -> None:
-    """Greedy, over two of our workers and alone: it may differ where two words are as likely, so the start counts.
+    """Greedy, over two of our workers and alone. Only the start counts: words of equal probability may differ.
 
-    One speaks 8.0, made of what llama-server says.
+    One worker has 8.0, through a translator.
     """
     import httpx
 
@@ -1268,7 +1274,7 @@ def test_llama_server_says_the_same_as_on_its_own(
     ):
         rpc = f"127.0.0.1:{one.port},127.0.0.1:{older.port}"
         ours = ask("--rpc", rpc, "-ngl", "99")
-        until(lambda: lent(one) == lent(two) == 0)
+        until(lambda: allocated(one) == allocated(two) == 0)
     alone = ask()
     assert len(ours) > 20
     assert ours.split()[:5] == alone.split()[:5]

@@ -46,8 +46,8 @@ def client(worker: Worker) -> Iterator[Client]:
         yield client
 
 
-class Times:
-    """r = factor · a on one device, in a buffer of its own."""
+class ScaledTensor:
+    """r = factor · a on one device, in its own buffer."""
 
     def __init__(self, client: Client, device: int, factor: float) -> None:
         self.client, self.device, self.factor = client, device, factor
@@ -74,7 +74,7 @@ def free(client: Client, device: int) -> int:
     return answer.free
 
 
-def test_what_it_offers(client: Client, worker: Worker) -> None:
+def test_properties_of_the_devices(client: Client, worker: Worker) -> None:
     assert client.number(wire.DeviceCount()) == 3
     assert [client.number(wire.GetAlignment(i)) for i in range(3)] == [64] * 3
     assert [client.number(wire.GetMaxSize(i)) for i in range(3)] == [(1 << 64) - 1] * 3
@@ -82,8 +82,8 @@ def test_what_it_offers(client: Client, worker: Worker) -> None:
     assert all(f"device {i}: CPU" in text for i in range(3)) and "device 3" not in text
 
 
-def test_what_their_bits_depend_on(devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker says of each what this process says of its own: who is at an address now is known by what it is."""
+def test_numerics_of_the_devices(devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker reports of each device what this process reports of its own."""
     kinds = {devices[0]: devices[0].numerics, devices[1]: "another kind", devices[2]: "x" * 200}
     monkeypatch.setattr(CpuDevice, "numerics", property(kinds.__getitem__))
     with running(*devices) as worker:
@@ -103,12 +103,12 @@ def test_what_their_bits_depend_on(devices: list[CpuDevice], monkeypatch: pytest
         wire.GraphRecompute(3),
     ],
 )
-def test_one_that_is_not_there(client: Client, ask: wire.AllocBuffer) -> None:
+def test_an_unknown_device(client: Client, ask: wire.AllocBuffer) -> None:
     client.send(ask)
     assert client.is_closed()
 
 
-def test_each_has_memory_of_its_own(client: Client) -> None:
+def test_each_device_has_its_own_memory(client: Client) -> None:
     before = [free(client, i) for i in range(3)]
     ptr, _ = client.alloc(5 * MIB, 1)
     assert [b - free(client, i) for i, b in enumerate(before)] == [0, 5 * MIB, 0]
@@ -118,7 +118,7 @@ def test_each_has_memory_of_its_own(client: Client) -> None:
     assert [b - free(client, i) for i, b in enumerate(before)] == [0, 0, 5 * MIB]
 
 
-def test_working_memory_is_the_one_s_that_computes(client: Client) -> None:
+def test_working_memory_belongs_to_the_computing_device(client: Client) -> None:
     row, graph = g.new_tensor(T.F32, MIB // 64), Graph()
     total = graph.output("sum", g.sum_all(g.view_2d(row, MIB // 64, 64, 0)))  # 4 MiB once it is laid out
     places, size = layout([row, total])
@@ -132,9 +132,9 @@ def test_working_memory_is_the_one_s_that_computes(client: Client) -> None:
     assert free(client, 2) >= before[2]
 
 
-def test_the_last_graph_of_each(client: Client) -> None:
-    """GRAPH_RECOMPUTE means the one that its device computed last, whatever others did since."""
-    graphs = [Times(client, device, factor) for device, factor in ((0, 2.0), (1, 3.0), (2, 5.0))]
+def test_the_last_graph_of_each_device(client: Client) -> None:
+    """GRAPH_RECOMPUTE names the last graph of its device, not of the worker."""
+    graphs = [ScaledTensor(client, device, factor) for device, factor in ((0, 2.0), (1, 3.0), (2, 5.0))]
     for value in (1.0, 7.0):
         for graph in graphs:
             graph.write(value)
@@ -145,7 +145,7 @@ def test_the_last_graph_of_each(client: Client) -> None:
             for device in (2, 0, 1):
                 client.send(wire.GraphRecompute(device))
         assert [graph.result() for graph in graphs] == [{2 * value}, {3 * value}, {5 * value}]
-    again = Times(client, 1, 11.0)
+    again = ScaledTensor(client, 1, 11.0)
     again.write(1.0)
     again.compute()
     for graph in graphs:
@@ -161,7 +161,7 @@ def test_the_last_graph_of_each(client: Client) -> None:
     assert client.is_closed()
 
 
-def test_copies_from_one_to_another(client: Client) -> None:
+def test_copies_between_devices(client: Client) -> None:
     data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
     (a, at), (b, there) = client.alloc(10_000, 0), client.alloc(10_000, 2)
     client.set(raw(a, at, 10_000), data)
@@ -169,8 +169,8 @@ def test_copies_from_one_to_another(client: Client) -> None:
     assert client.get(raw(b, there, 10_000), 10_000) == data
 
 
-def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns are of one device: a client on another does not wait."""
+def test_devices_compute_in_parallel(worker: Worker, devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client on one device does not wait for a turn on another."""
     runs, go = threading.Event(), threading.Event()
     original = devices[0].submit
 
@@ -181,7 +181,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
 
     monkeypatch.setattr(devices[0], "submit", slow)
     with Client(worker) as busy, Client(worker, timeout=GUARD) as other:
-        one, two = Times(busy, 0, 2.0), Times(other, 1, 3.0)
+        one, two = ScaledTensor(busy, 0, 2.0), ScaledTensor(other, 1, 3.0)
         one.write(1.0)
         one.compute()
         assert runs.wait(60)
@@ -195,7 +195,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
 
 
 @pytest.mark.slow
-def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> None:
+def test_a_model_over_all_devices(devices: list[CpuDevice], tmp_path: Path) -> None:
     """Layers on two devices of one worker, the rest on a third; the text is that of one machine."""
     path = make_llama(tmp_path / "m.gguf", n_layer=4, n_vocab=320)
     with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1)) as llama:
@@ -204,7 +204,7 @@ def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> N
         split = SplitOptions(rpc=(str(worker.endpoint),), tensor_split=(1.0, 1.0, 1.0), n_gpu_layers=99)
         with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
             assert llama.generate("Hello world", n_predict=16, temperature=0.0) == expected
-            assert all(lender.lent > 0 for lender in worker.state.devices)
+            assert all(shared.allocated > 0 for shared in worker.state.devices)
         found = connect(worker.endpoint)
         names = [device.name for device in found]
         assert len(set(names)) == 3

@@ -1,4 +1,4 @@
-"""What a worker's log tells of its clients: who they are, what they hold, and what is done for them."""
+"""The worker's log about its clients: names, memory, and work."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
 
 
-def test_from_the_first_byte_to_the_last(
+def test_the_lines_of_one_client(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
     weights, x = g.new_tensor(T.F32, 32, 8, name="weights"), g.new_tensor(T.F32, 32, N_TOKENS, name="x")
     graph = Graph()
     y = graph.output("y", g.mul_mat(weights, x, name="y"))
@@ -55,36 +55,36 @@ def test_from_the_first_byte_to_the_last(
             for _ in range(5):
                 client.send(request(graph, ptr, base, places))
             client.get(wire_of(y, ptr, base + places[y]), y.nbytes)
-            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
             until(lambda: "5 graphs, 15 tokens, 0.0 MB received, 0.0 MB sent; 1 client holds" in caplog.text)
             lines = len(caplog.records)
             time.sleep(0.2)
             assert len(caplog.records) == lines, "nothing is done, and nothing is said"
         until(lambda: "freed" in caplog.text)
-        monkeypatch.setattr(activity, "BEAT_SECONDS", 1e9)
+        monkeypatch.setattr(activity, "LOG_INTERVAL", 1e9)
         with Client(worker) as other:  # sums go on where the first one left them
             ptr, base = other.alloc(size)
             other.send(request(graph, ptr, base, places))
             other.get(wire_of(y, ptr, base + places[y]), y.nbytes)
-            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
             until(lambda: "1 graphs, 3 tokens" in caplog.text)
-    peer = r"127\.0\.0\.1:\d+"
+    name = r"127\.0\.0\.1:\d+"
     messages = [record.getMessage() for record in caplog.records]
     shown = [m for m in messages if not m.startswith("in ")]
     assert not any(" -" in m for m in messages), "what was done for those who left stays done"
-    assert re.fullmatch(rf"{peer}: connected \(RPC 7\.0\.0\)", shown[0])
-    assert re.fullmatch(rf"{peer}: holds 0\.0 MB", shown[1])
-    assert re.fullmatch(rf"{peer}: left after \d s \(graphs=5 tokens=15\), 0\.0 MB freed", shown[2])
+    assert re.fullmatch(rf"{name}: connected \(RPC 7\.0\.0\)", shown[0])
+    assert re.fullmatch(rf"{name}: holds 0\.0 MB", shown[1])
+    assert re.fullmatch(rf"{name}: left after \d s \(graphs=5 tokens=15\), 0\.0 MB freed", shown[2])
     assert [line.split(" ", 1)[1].split()[0] for line in shown[3:]] == ["connected", "holds", "left"]
     assert sum(" connected " in line for line in shown) == 2, "who only asks is not worth a line"
 
 
-def test_a_measurement_of_speed_computes_no_clients_tokens(
+def test_speed_measurements_count_no_tokens(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server measures its workers when it starts, before any client has asked for a token."""
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+    """A server measures its workers at the start, before any token."""
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
     trial = measure._Measurement(device, T.F32, 32, 1 << 20)
     assert activity.tokens_of(trial.one) == activity.tokens_of(trial.many) == 0
     trial.free()
@@ -99,7 +99,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
         until(lambda: "1 graphs, 0 tokens" in caplog.text)
 
 
-def test_what_a_client_holds_is_said_when_it_changes(
+def test_changed_memory_of_a_client_is_logged(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llamado.rpc.worker.handlers.graphs._LOG_INTERVAL", 0.0)
@@ -118,7 +118,7 @@ def test_what_a_client_holds_is_said_when_it_changes(
     assert [line.partition(" holds ")[2] for line in said] == ["0.0 MB", "3.0 MB"]
 
 
-def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_allocation_is_logged(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
     with running(device, mem=1 << 20) as worker, Client(worker) as client:
         client.ask(wire.AllocBuffer(0, 5_000_000))
         (line,) = [record.getMessage() for record in caplog.records]
@@ -126,30 +126,30 @@ def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture)
         assert "no room for 5.0 MB (1.0 MB are free)" in line
 
 
-def test_a_line_every_half_minute_of_what_all_clients_had_done() -> None:
+def test_the_work_of_all_clients_is_logged_every_half_minute() -> None:
     now = 100.0
     heart = WorkLog(lambda: now)
     work, other = WorkDone(), WorkDone()
-    assert heart.beat([work], 0, 0) is None
+    assert heart.next_line([work], 0, 0) is None
     work.graphs, work.tokens, work.received, work.sent = 3, 4, 5_000_000, 6_000_000
     other.graphs = 1
     now = 129.9
-    assert heart.beat([work, other], 2, 10) is None, "half a minute is not over"
+    assert heart.next_line([work, other], 2, 10) is None, "half a minute is not over"
     now = 130.0
-    assert heart.beat([work, other], 2, 10_000_000) == (
+    assert heart.next_line([work, other], 2, 10_000_000) == (
         "in 30 s: 4 graphs, 4 tokens, 5.0 MB received, 6.0 MB sent; 2 clients hold 10.0 MB"
     )
     now = 165.0
-    assert heart.beat([work, other], 2, 10) is None, "nothing was done"
+    assert heart.next_line([work, other], 2, 10) is None, "nothing was done"
     other.tokens = 7
     other.sent = 1_000_000
     now = 195.0
-    line = heart.beat([work, other], 1, 10)
+    line = heart.next_line([work, other], 1, 10)
     assert line is not None and line.startswith("in 30 s: 0 graphs, 7 tokens, 0.0 MB received, 1.0 MB sent; 1 client h")
 
 
 def test_tokens_of_graphs() -> None:
-    """As many as the first product with weights has columns: of experts, too."""
+    """The columns of the first product with weights; also of experts."""
     experts, x = g.new_tensor(T.F32, 32, 8, 4), g.new_tensor(T.F32, 32, 1, 7)
     chosen = g.new_tensor(T.I32, 2, 7)
     graph = Graph()
@@ -166,7 +166,7 @@ def test_bad_connections_write_few_lines(device: CpuDevice, caplog: pytest.LogCa
     assert caplog.text.count("connection closed") == LINES_A_MINUTE
 
 
-def test_lines_that_were_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suppressed_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("llamado.loglines.time.monotonic", lambda: now)
     limit, written = LineLimit(2), []

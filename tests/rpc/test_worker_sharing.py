@@ -1,4 +1,4 @@
-"""What clients of one worker cannot take from each other: memory for computing, time, places."""
+"""Fair sharing among the clients of one worker: working memory, time, places."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def device() -> Iterator[CpuDevice]:
     device.close()
 
 
-class Scaled:
-    """r = 2a in a buffer of its own: a client as any other."""
+class DoubledTensor:
+    """r = 2a in its own buffer: a well-behaved client."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -45,7 +45,7 @@ class Scaled:
         self.client.send(request(self.graph, self.ptr, self.base, self.places))
 
     def is_right(self, again: bool = True) -> bool:
-        """Computes it once more with new numbers."""
+        """Compute once more with new numbers and check the result."""
         numbers = np.random.default_rng().normal(size=64).astype(np.float32)
         place = wire_of(self.a, self.ptr, self.base + self.places[self.a])
         self.client.send(wire.SetTensor(place, 0, 0, numbers.nbytes), numbers.tobytes())
@@ -54,8 +54,8 @@ class Scaled:
         return got == (2 * numbers).tobytes()
 
 
-class Summed:
-    """The sum of 64 times the same MiB of ones: its graph wants 64 MiB of working memory."""
+class LargeSum:
+    """The sum of 64 times the same MiB of ones: its graph needs 64 MiB of working memory."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -86,19 +86,19 @@ def free(worker: Worker) -> int:
 
 
 def test_working_memory_is_under_the_limit(device: CpuDevice) -> None:
-    """What a graph needs beyond its client's buffers is refused before it is taken."""
+    """Working memory beyond the limit is refused before it is allocated."""
     with running(device, mem=48 * MIB) as worker, Client(worker) as client, Client(worker) as other:
-        mine = Scaled(other)
+        mine = DoubledTensor(other)
         assert mine.is_right()
         before = free(worker)
-        summed = Summed(client)
+        summed = LargeSum(client)
         summed.send()
         assert client.is_closed()
         until(lambda: free(worker) >= before)
         assert device.working_bytes < MIB
         assert mine.is_right()
     with running(device, mem=96 * MIB) as worker, Client(worker) as client:
-        summed = Summed(client)
+        summed = LargeSum(client)
         summed.send()
         assert summed.result() == 16 * MIB
         assert free(worker) < 96 * MIB - 64 * MIB
@@ -107,13 +107,13 @@ def test_working_memory_is_under_the_limit(device: CpuDevice) -> None:
 
 
 @pytest.mark.parametrize("way", ["gone", "freed"])
-def test_working_memory_is_given_back(device: CpuDevice, way: str) -> None:
-    """With the client, or with its buffer, goes what only its graphs needed; the others' go on."""
+def test_working_memory_is_released(device: CpuDevice, way: str) -> None:
+    """It goes with the client or its buffer, if no other graph needs it."""
     with running(device, mem=256 * MIB) as worker, Client(worker) as other, Client(worker) as client:
-        mine = Scaled(other)
+        mine = DoubledTensor(other)
         assert mine.is_right()
         before, small = free(worker), resident()
-        summed = Summed(client)
+        summed = LargeSum(client)
         summed.send()
         assert summed.result() == 16 * MIB
         assert free(worker) < before - 64 * MIB and resident() > small + 48 * MIB
@@ -127,8 +127,8 @@ def test_working_memory_is_given_back(device: CpuDevice, way: str) -> None:
         assert mine.is_right()
 
 
-def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the turn goes from one to the next and never is free."""
+def test_working_memory_is_released_among_busy_clients(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the turn passes from one client to the next without a pause."""
     runs, go = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
     original, numbers = device.submit, iter(range(2))
 
@@ -139,10 +139,10 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
         original(graph)
 
     with running(device, mem=256 * MIB) as worker, Client(worker) as one, Client(worker) as two, Client(worker) as gone:
-        summed = Summed(gone)
+        summed = LargeSum(gone)
         summed.send()
         assert summed.result() == 16 * MIB
-        busy = [Scaled(one), Scaled(two)]
+        busy = [DoubledTensor(one), DoubledTensor(two)]
         assert all(client.is_right() for client in busy)
         before = free(worker)
         with monkeypatch.context() as patch:
@@ -161,13 +161,13 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
         assert all(client.is_right() for client in busy)
 
 
-def test_working_memory_of_a_replaced_graph_is_given_back(device: CpuDevice) -> None:
-    """Also of one that has left the session's memory of graphs and was only the last one."""
+def test_working_memory_of_a_replaced_graph_is_released(device: CpuDevice) -> None:
+    """Also of a graph that has left the session's cache and was only the last one."""
     with running(device, mem=256 * MIB) as worker, Client(worker) as client:
-        mine = Scaled(client)
+        mine = DoubledTensor(client)
         assert mine.is_right()
         before = free(worker)
-        summed = Summed(client)
+        summed = LargeSum(client)
         summed.send()
         assert summed.result() == 16 * MIB
         client.send(wire.FreeBuffer(summed.ptr))
@@ -176,23 +176,23 @@ def test_working_memory_of_a_replaced_graph_is_given_back(device: CpuDevice) -> 
         until(lambda: free(worker) >= before)
 
 
-def test_working_memory_rests_with_its_client(device: CpuDevice) -> None:
+def test_idle_working_memory_is_returned_to_the_system(device: CpuDevice) -> None:
     with running(device, mem=256 * MIB) as worker, Client(worker) as client:
         small = resident()
-        summed = Summed(client)
+        summed = LargeSum(client)
         summed.send()
         assert summed.result() == 16 * MIB
         assert resident() > small + 48 * MIB
-        (lender,) = worker.state.devices
-        lender.rest(3600)
+        (shared,) = worker.state.devices
+        shared.trim_memory(3600)
         assert resident() > small + 48 * MIB
-        lender.rest(0)
+        shared.trim_memory(0)
         assert resident() < small + 16 * MIB
         client.send(wire.GraphRecompute(0))
         assert summed.result() == 16 * MIB
 
 
-def test_a_device_says_what_it_needs_before_it_takes_it() -> None:
+def test_a_device_reserves_memory_before_it_allocates_it() -> None:
     device = CpuDevice(2)
     asked: list[int] = []
 
@@ -239,27 +239,27 @@ class Product:
 
 
 @pytest.mark.slow
-def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> None:
-    """Also that of one who still waits; and everything they had is free."""
+def test_the_graph_of_a_lost_client_is_abandoned(device: CpuDevice) -> None:
+    """Also that of one that waits for its turn; all their memory is freed."""
     with running(device) as worker, Client(worker) as other:
-        mine = Scaled(other)
-        (lender,) = worker.state.devices
-        before = lender.lent
+        mine = DoubledTensor(other)
+        (shared,) = worker.state.devices
+        before = shared.allocated
         clients = [Client(worker) for _ in range(3)]
         for client in clients:
             Product(client)
-        until(lambda: lender.lent > 3 * 128 * MIB)
+        until(lambda: shared.allocated > 3 * 128 * MIB)
         time.sleep(0.2)  # one of them computes
         for client in clients:
             client.sock.close()
         until(lambda: worker.clients == 1)
-        until(lambda: lender.lent == before)
+        until(lambda: shared.allocated == before)
         assert mine.is_right()
 
 
 @pytest.mark.slow
-def test_an_operation_is_left_in_the_middle() -> None:
-    """What the threads have in hand they finish, no more; the next graph is computed whole."""
+def test_an_operation_is_abandoned_in_the_middle() -> None:
+    """Threads finish their current piece only; the next graph is computed as a whole."""
     device = CpuDevice(2)
     w, x = g.new_tensor(T.F16, 4096, 4096, name="w"), g.new_tensor(T.F32, 4096, 2048, name="x")
     graph = Graph()
@@ -282,7 +282,7 @@ def test_an_operation_is_left_in_the_middle() -> None:
     device.close()
 
 
-def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_lost_while_waiting_never_computes(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, go = threading.Event(), threading.Event()
     submitted: list[Graph] = []
     original = device.submit
@@ -294,7 +294,7 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
         original(graph)
 
     with running(device) as worker, Client(worker) as busy, Client(worker) as waiting:
-        one, two = Scaled(busy), Scaled(waiting)
+        one, two = DoubledTensor(busy), DoubledTensor(waiting)
         busy.get(wire_of(one.r, one.ptr, one.base + one.places[one.r]), 4)
         waiting.get(wire_of(two.r, two.ptr, two.base + two.places[two.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
@@ -309,8 +309,8 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
         assert len(submitted) == 2
 
 
-def test_memory_is_not_behind_turns(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client gets memory, fills it and gives it back while another's graph runs."""
+def test_memory_needs_no_turn(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client allocates, fills and frees memory while another client's graph runs."""
     runs, go = threading.Event(), threading.Event()
     original = device.submit
 
@@ -320,7 +320,7 @@ def test_memory_is_not_behind_turns(device: CpuDevice, monkeypatch: pytest.Monke
         original(graph)
 
     with running(device, mem=64 * MIB) as worker, Client(worker) as busy, Client(worker, timeout=60) as other:
-        mine = Scaled(busy)
+        mine = DoubledTensor(busy)
         busy.get(wire_of(mine.r, mine.ptr, mine.base + mine.places[mine.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
         busy.send(wire.GraphRecompute(0))
@@ -355,12 +355,12 @@ def test_too_much_work_for_one_graph(device: CpuDevice) -> None:
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that has been idle for longest goes, of those that own nothing."""
+def test_idle_connections_are_evicted(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest idle one goes first, of those without buffers."""
     monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     with running(device) as worker, Client(worker) as owner:
-        mine = Scaled(owner)
+        mine = DoubledTensor(owner)
         assert mine.is_right()
         idle = [Client(worker) for _ in range(7)]
         assert idle[0].number(wire.DeviceCount()) == 1
@@ -376,10 +376,12 @@ def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest
             client.sock.close()
 
 
-def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_clients_and_those_with_buffers_are_not_evicted(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 2)
     with running(device) as worker, Client(worker) as one, Client(worker) as two:
-        mine = Scaled(one)
+        mine = DoubledTensor(one)
         with Client(worker, greet=False, timeout=GUARD) as three:
             assert three.is_closed()
         assert two.number(wire.DeviceCount()) == 1
@@ -397,7 +399,7 @@ def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monke
 def test_a_network_with_more_than_its_share_loses_places_at_once(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who floods a worker need not have been idle for long."""
+    """Its connections need not be idle for long."""
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     with running(device) as worker:
@@ -410,7 +412,7 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
 
 
 def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even by owning something."""
+    """Not even with buffers."""
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
@@ -437,7 +439,7 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None:
-    """What a llama-server does when it starts, four times on a worker that is nearly full."""
+    """As llama-server does at its start, four times on a worker that is nearly full."""
     with running(device) as worker:
         strangers = [Client(worker) for _ in range(90)]
         kept = []
@@ -446,7 +448,7 @@ def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None
                 with Client(worker) as short:
                     assert short.number(wire.DeviceCount()) == 1
                     assert short.number(wire.GetAlignment(0)) == 64
-            kept.append(Scaled(Client(worker)))
+            kept.append(DoubledTensor(Client(worker)))
         assert all(one.is_right() for one in kept)
         for client in (*strangers, *(one.client for one in kept)):
             client.sock.close()

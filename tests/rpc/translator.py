@@ -1,13 +1,13 @@
-"""Protocol 8.0 made of 7.0, from the public description alone: no line of the codec is used here.
+"""A translator between protocols 7.0 and 8.0, from the public description alone: it uses no line of the codec.
 
 | 7.0 | 8.0 |
 |---|---|
-| HELLO's answer begins with 7 | 8 |
-| GRAPH_COMPUTE: device u32, nodes… | device u32, uid u64, nodes…; kept under its uid where that is not 0 |
+| HELLO's response begins with 7 | 8 |
+| GRAPH_COMPUTE: device u32, nodes… | device u32, uid u64, nodes…; kept under its uid unless that is 0 |
 | GRAPH_RECOMPUTE: device u32, the last graph | device u32, uid u64 |
 
-Before a graph with a uid is kept while 1,024 of its device are, all of them are forgotten; FREE_BUFFER makes all that
-are kept unusable, and a graph that is not there ends the connection.
+Before a graph with a uid is kept while 1,024 of its device are, all of them are forgotten. FREE_BUFFER makes all kept
+graphs unusable, and an unknown graph ends the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 1024
 
 
 class Translator:
-    """In front of a worker of 7.0 at `port`, `newer`: a worker of 8.0; in front of one of 8.0: a worker of 7.0.
+    """`newer`: a worker of 8.0 in front of one of 7.0 at `port`; otherwise a worker of 7.0 in front of one of 8.0.
 
     `seen` counts commands of the client.
     """

@@ -1,4 +1,4 @@
-"""A client that says exactly what a test tells it to, and what it needs to build tensors and graphs for the wire."""
+"""A client under a test's full control, and builders of tensors and graphs for the wire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITH_ANSWERED_DATA = wire.GetTensor | wire.GetTensor2D | wire.Offer | wire.Bind
 
 @contextmanager
 def running(*devices: Device, **options: Any) -> Iterator[Worker]:
-    """A worker on a port of its own, served by a thread; it greets with 7.0, where graphs need no names."""
+    """Yield a worker on a free port, served by a thread. It greets with 7.0, where graphs need no names."""
     worker = Worker(devices, WorkerOptions(**{"port": 0, "protocol": 7, **options}))
     thread = threading.Thread(target=worker.serve)
     thread.start()
@@ -36,7 +36,7 @@ def running(*devices: Device, **options: Any) -> Iterator[Worker]:
 
 
 class Client:
-    """One connection, blocking, to a worker or its port. `greet` False leaves HELLO to the test."""
+    """One blocking connection to a worker or its port. `greet` False leaves HELLO to the test."""
 
     def __init__(self, worker: Worker | int, *, greet: bool = True, timeout: float = 60.0) -> None:
         port = worker if isinstance(worker, int) else worker.port
@@ -59,7 +59,7 @@ class Client:
         self.sock.sendall(wire.write_request(request, self.protocol) + data)
 
     def ask(self, request: wire.Request) -> wire.Response:
-        """Sends a request and waits for its response."""
+        """Send a request and wait for its response."""
         command = wire.COMMANDS[type(request)]
         assert wire.has_response(command)
         self.reader.expect(command, request.size if isinstance(request, WITH_ANSWERED_DATA) else 0)
@@ -80,7 +80,7 @@ class Client:
         self.reader.feed(data)
 
     def alloc(self, size: int, device: int = 0) -> tuple[int, int]:
-        """A buffer: its ptr and base."""
+        """Allocate a buffer. Returns its ptr and base."""
         answer = self.ask(wire.AllocBuffer(device, size))
         assert isinstance(answer, wire.AllocResponse) and answer.ptr and answer.size == size
         return answer.ptr, self.number(wire.BufferGetBase(answer.ptr))
@@ -92,7 +92,7 @@ class Client:
         return self.data(wire.GetTensor(tensor, offset, size))
 
     def data(self, request: wire.GetTensor | wire.GetTensor2D | wire.Offer | wire.Bind) -> bytes:
-        """The bytes that a request is answered with."""
+        """Return the bytes of a response."""
         self.ask(request)
         size = request.size
         target = memoryview(bytearray(size))
@@ -105,7 +105,7 @@ class Client:
         return bytes(target)
 
     def is_closed(self) -> bool:
-        """Waits until the worker closes the connection; what came before it is thrown away."""
+        """Wait until the worker closes the connection, discarding earlier bytes."""
         try:
             while self.sock.recv(1 << 16):
                 pass
@@ -115,14 +115,14 @@ class Client:
 
 
 def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> wire.WireTensor:
-    """`size` bytes at address `at` as a tensor of I8."""
+    """Return `size` bytes at address `at` as a tensor of I8."""
     return wire.WireTensor(1, 24, ptr, (size, 1, 1, 1), (1, size, size, size), at, name=name)
 
 
 def records(
     graph: Graph, ptr: int, base: int, places: dict[Tensor, int], *, flags: int = 16
 ) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    """Nodes and tensors of a graph. `places` are offsets of tensors in the buffer; others have none."""
+    """Return nodes and tensors of a graph. `places`: offsets of tensors in the buffer; others have none."""
     order: dict[Tensor, int] = {}
 
     def add(tensor: Tensor) -> None:
@@ -153,17 +153,17 @@ def records(
 
 
 def request(graph: Graph, ptr: int, base: int, places: dict[Tensor, int], device: int = 0) -> wire.GraphCompute:
-    """GRAPH_COMPUTE for a graph."""
+    """Return a GRAPH_COMPUTE."""
     return wire.graph_request(device, *records(graph, ptr, base, places))
 
 
 def wire_of(tensor: Tensor, ptr: int, at: int) -> wire.WireTensor:
-    """A bound tensor as it travels in SET_TENSOR and GET_TENSOR."""
+    """Return a bound tensor as in SET_TENSOR and GET_TENSOR."""
     return wire.WireTensor(7, int(tensor.type), ptr, tensor.ne, tensor.nb, at, name=tensor.name.encode())
 
 
 def layout(tensors: Sequence[Tensor], gap: int = 0) -> tuple[dict[Tensor, int], int]:
-    """Places for tensors, 64-byte aligned, `gap` bytes between them; and the size of the buffer."""
+    """Return places for tensors, 64-byte aligned with `gap` bytes between them, and the size of the buffer."""
     places: dict[Tensor, int] = {}
     at = gap
     for tensor in tensors:

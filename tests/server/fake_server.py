@@ -19,7 +19,8 @@ from llamado.devices.device import DeviceFull, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
-from llamado.http import connections, logs
+from llamado.http import connections
+from llamado.http.monitoring import logs
 from llamado.http.sockets import listen
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError

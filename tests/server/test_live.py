@@ -20,7 +20,7 @@ from wire import Wire, serving
 
 from llamado.engine.request import Counters, EngineSnapshot, Histogram, StoredPrompt
 from llamado.http.access import AccessRules
-from llamado.http.request_log import Record, current
+from llamado.http.monitoring.request_log import Record, current
 from llamado.server.live.live import LiveHistory
 from llamado.server.live.log_tail import LogTail
 from llamado.server.live.requests import RecentRequests

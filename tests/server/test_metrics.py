@@ -15,9 +15,9 @@ from llamado import __version__
 from llamado.engine.request import Counters, EngineSnapshot, Histogram, KindCounts
 from llamado.http.access import HEALTH, LIVE, AccessRules, busy_app
 from llamado.http.answer import answer
-from llamado.http.metrics import BOUNDS, Traffic
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.monitoring.families import traffic_families
+from llamado.http.monitoring.metrics import BOUNDS, Traffic
 from llamado.server.api.metrics import Scrape
 from llamado.server.state import ServerState
 

@@ -31,10 +31,10 @@ from llamado.engine.errors import QueueFull
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, ModelSource
 from llamado.engine.request import Request
 from llamado.flags import parse
-from llamado.http import logs
 from llamado.http.access import AccessRules
-from llamado.http.logs import BackgroundHandler, LogFormatter
-from llamado.http.request_log import Record, current, request_id
+from llamado.http.monitoring import logs
+from llamado.http.monitoring.logs import BackgroundHandler, LogFormatter
+from llamado.http.monitoring.request_log import Record, current, request_id
 from llamado.loglines import LineFormatter
 from llamado.router.presets import environment
 from llamado.server.app import reason_of
@@ -342,7 +342,7 @@ def test_reasons_and_cancelled_answers_are_logged(log: io.StringIO) -> None:
 @pytest.mark.slow
 def test_log_file(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from llamado.http import logs;"
+        "import logging, sys; from llamado.http.monitoring import logs;"
         "logs.configure(file=sys.argv[1], as_json=True, verbosity=int(sys.argv[2]));"
         "logging.getLogger('llamado.x').info('hello'); logging.getLogger('llamado.x').debug('no')"
     )

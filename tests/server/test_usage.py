@@ -15,8 +15,8 @@ from wire import serving
 from llamado.gateway.limits import KeyUsage
 from llamado.gateway.options import GatewayOptions, KeyOptions, ReplicaOptions
 from llamado.gateway.serve import make_gateway
-from llamado.http import metrics
-from llamado.http.metrics import UsageReports
+from llamado.http.monitoring import metrics
+from llamado.http.monitoring.metrics import UsageReports
 from llamado.http.sockets import listen
 
 KEY = {"Authorization": "Bearer s"}

@@ -228,7 +228,7 @@ def test_special_ids_and_end_of_generation() -> None:
     )
     ids = tokenizer.vocabulary.ids
     assert tokenizer.eot == ids["<|im_end|>"]
-    assert tokenizer.is_control(ids["<|im_end|>"])  # whatever the file says
+    assert ids["<|im_end|>"] in tokenizer.control  # whatever the file says
     assert tokenizer.fim_pre == ids["<|fim_prefix|>"]
     assert tokenizer.fim_suf is None
     assert tokenizer.eog == {0, ids["<|im_end|>"], ids["<|fim_pad|>"]}

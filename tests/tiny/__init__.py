@@ -1,5 +1,6 @@
-"""A small file of every architecture, with random weights: what tests compare with the real llama.cpp and hold to the
-first law. A file of this folder for each family; `TINY` has them all by name.
+"""Small models of every architecture, with random weights, by name in `TINY`; one file of this folder per family.
+
+Tests compare them with llama.cpp, and their bits in different batches.
 """
 
 from __future__ import annotations

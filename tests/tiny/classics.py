@@ -1,4 +1,4 @@
-"""Architectures of the years before most were made like Llama, and those that keep to their ways."""
+"""Architectures from before Llama, and those that resemble them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiny.llama import ATTENTION, BIASES, EXPERT, EXPERT_KEYS, EXPERTS, FUSED, G
 from tiny.spec import Shape, Tiny
 
 BIASED: dict[str, Shape] = {**FUSED, **FUSED_BIAS, **OUT_BIAS, **NORM_SHIFTS, **UNGATED, **UNGATED_BIASES}
-"""A layer of layer norms and a network without a gate, with all the biases there are."""
+"""A layer with layer norms, an ungated network and all biases."""
 SMALL, SMALL_HEAD = 32, 16
 DEEP: dict[str, Shape] = {
     "attn_norm.weight": SMALL,
@@ -28,7 +28,7 @@ DEEP: dict[str, Shape] = {
     "ffn_up.weight": (SMALL, SMALL),
     "ffn_down.weight": (SMALL, SMALL),
 }
-"""Tensors of models that are identified by their depth."""
+"""Sizes of models that are recognized by their number of layers."""
 ONE_KEY = {"attn_k.weight": (N_EMBD, HEAD), "attn_v.weight": (N_EMBD, HEAD)}
 VISION: dict[str, Shape] = {
     "vis_attn_qkv.weight": (N_EMBD, 3 * N_EMBD),

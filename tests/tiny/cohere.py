@@ -1,4 +1,4 @@
-"""Cohere."""
+"""Cohere architectures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NETWORK = {name: shape for name, shape in GATED.items() if name != "ffn_norm.wei
 
 MODELS = (
     Tiny("command-r", {**LAYER_NORM_KEYS, "logit_scale": 0.5}, {**ATTENTION, **NETWORK}, {"output.weight": None}),
-    # Its norms of queries and keys are those of a file of 64 layers.
+    # llama.cpp takes query and key norms from files of 64 layers.
     Tiny(
         "command-r",
         {

@@ -1,4 +1,4 @@
-"""DeepSeek and those that follow it."""
+"""DeepSeek and architectures derived from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXTURE: dict[str, Shape] = {
     "ffn_down_shexp.weight": (2 * N_FF_EXP, N_EMBD),
 }
 DENSE: dict[str, Shape | None] = {**dict.fromkeys(MIXTURE), **GATED}
-"""The first layer's network in the place of a mixture."""
+"""Dense network of the first layer, in place of a mixture."""
 
 LATENT: dict[str, Shape] = {
     "attn_norm.weight": N_EMBD,
@@ -80,10 +80,10 @@ INDEXER: dict[str, Shape] = {
     "indexer.proj.weight": (N_EMBD, 6),
 }
 INDEXER_KEYS = {"attention.indexer.head_count": 6, "attention.indexer.key_length": 64, "attention.indexer.top_k": 100}
-"""Few of the tokens: what is not chosen matters."""
+"""The indexer selects few tokens, so that the others matter."""
 
 GLM_EMBD, GLM_HEADS, GLM_PART, GLM_EXPERTS = 32, 2, 16, 4
-"""Sizes of GLM-4.7-Flash, which is identified by its 47 layers and 154,880 tokens: all else is small."""
+"""GLM-4.7-Flash, recognized by its 47 layers and 154,880 tokens; all other sizes are small."""
 GLM_KEYS = {
     **KEYS,
     "embedding_length": GLM_EMBD,
@@ -152,7 +152,7 @@ COLLECTED: dict[str, Shape | None] = {
 }
 
 NARROW = {"nope": 16, "value": 16, "rank": 32, "heads": 8}
-"""Of dots3note's layers with a window, which have more heads."""
+"""Window layers of dots3note, which have more heads."""
 NARROW_LATENT: dict[str, Shape] = {
     "attn_q_b.weight": (Q_RANK, NARROW["heads"] * (NARROW["nope"] + ROPE)),
     "attn_kv_a_mqa.weight": (N_EMBD, NARROW["rank"] + ROPE),

@@ -1,4 +1,4 @@
-"""Encoders."""
+"""Encoder architectures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS: dict[str, Any] = {
     "pooling_type": 1,
     "tokenizer.ggml.token_type_count": 2,
 }
-"""As many heads of keys and values as of queries; vectors are the mean of a text's."""
+"""As many KV heads as query heads; vectors are pooled by their mean."""
 EMBEDDING: dict[str, Shape | None] = {
     "token_types.weight": (N_EMBD, 2),
     "token_embd_norm.weight": N_EMBD,
@@ -38,7 +38,7 @@ EXPERTS: dict[str, Shape | None] = {
     "ffn_up_exps.weight": (N_EMBD, N_FF, 8),
     "ffn_down_exps.weight": (N_FF, N_EMBD, 8),
 }
-"""Eight networks in the place of one."""
+"""Eight experts in place of a network."""
 STRONG = {"token_types": 0.5, "position_embd": 0.5}
 
 MODELS = (

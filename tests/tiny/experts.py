@@ -1,4 +1,4 @@
-"""Mixtures of experts of families that have dense models elsewhere, or none."""
+"""Mixtures of experts whose dense models are in other files, or do not exist."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SHARED_EXPERT = {
 }
 NO_EXPERTS = {name: None for name in (*EXPERTS, *SHARED_EXPERT) if name != "ffn_norm.weight"}
 DENSE = {**NO_EXPERTS, "exp_probs_b.bias": None, **GATED}
-"""Tensors of a first layer without experts."""
+"""Dense network of a first layer without experts."""
 NARROW = {**KEYS, **EXPERT_KEYS, "feed_forward_length": EXPERT}
-"""Keys of models that give an expert's width under the key of a dense network's."""
+"""Keys of files that give an expert's width as the feed-forward width."""
 TWO_SHARED = {
     "ffn_gate_shexp.weight": (N_EMBD, 2 * EXPERT),
     "ffn_up_shexp.weight": (N_EMBD, 2 * EXPERT),

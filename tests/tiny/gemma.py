@@ -1,4 +1,4 @@
-"""Gemma."""
+"""Gemma architectures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from tiny.llama import ATTENTION, EXPERT, FUSED, GATED, HEAD, KEYS, N_EMBD, POST
 from tiny.spec import Tiny
 
 SHARED = {"token_embd": 0.05, "output_norm": 4.0}
-"""Deviations where embeddings are scaled and the head shares them: what comes out must not be what went in."""
+"""Deviations for scaled, tied embeddings: a larger one would only repeat the input token."""
 WIDE = 48
-"""Elements of a head that are not the width divided by the number of heads."""
+"""Head size; not the width divided by the number of heads."""
 WIDE_KEYS = {**KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE}
 WIDE_ATTENTION = {
     **ATTENTION,
@@ -19,7 +19,7 @@ WIDE_ATTENTION = {
 }
 
 N_LAYER, N_OWN, N_INPUT, WIDE_HEAD = 6, 4, 32, 64
-"""Layers, those with keys and values of their own, elements of each layer's input, and of heads without a window."""
+"""Number of layers, layers with own keys and values, size of per-layer inputs, and head size of global layers."""
 _GLOBAL = {
     "attn_q.weight": (N_EMBD, 4 * WIDE_HEAD),
     "attn_k.weight": (N_EMBD, WIDE_HEAD),
@@ -87,14 +87,14 @@ DEEP_LAYER = {
     "post_attention_norm.weight": SMALL,
     "post_ffw_norm.weight": SMALL,
 }
-"""Layers of heads twice as wide as the width divided by the number of heads."""
+"""Layers whose heads are twice as wide as the width divided by the number of heads."""
 
 DEEP = 22
-"""Layers of a Gemma 3n, of which the last two share keys and values and have what would make some."""
+"""Layers of a Gemma 3n. The last two share keys and values, but have key and value matrices."""
 
 
 def gemma3n(n_layer: int) -> Tiny:
-    """So many layers; the architecture itself says how many have keys and values of their own."""
+    """Gemma 3n with `n_layer` layers; the architecture fixes the number of those with own keys and values."""
     return Tiny(
         "gemma3n",
         {
@@ -130,7 +130,7 @@ def gemma3n(n_layer: int) -> Tiny:
         },
         n_layer=n_layer,
         vocabulary="spm",
-        # Weak layers: those of so many with more weight make much of the last bits.
+        # Small weights: many layers with larger ones amplify rounding differences.
         deviation={
             "post_": 0.15,
             "altup_router.weight": 5.0,
@@ -197,7 +197,7 @@ MODELS = (
         vocabulary="spm",
         variant="experts",
     ),
-    # Two kinds of heads, and layers that share keys and values and have what would make some in the same matrix.
+    # Two head sizes, and layers that share keys and values but have their matrices.
     Tiny(
         "gemma4",
         {**GEMMA4_KEYS, "embedding_length_per_layer_input": 0, "feed_forward_length": 192},
@@ -236,7 +236,7 @@ MODELS = (
         {**ATTENTION, **GATED, **POST_NORMS, "attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD},
         vocabulary="spm",
     ),
-    # A file is known as the 27B model by its number of layers.
+    # The 27B model is recognized by its number of layers.
     Tiny(
         "gemma2",
         {

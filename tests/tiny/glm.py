@@ -1,4 +1,4 @@
-"""GLM."""
+"""GLM architectures."""
 
 from __future__ import annotations
 

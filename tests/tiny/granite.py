@@ -1,4 +1,4 @@
-"""Granite."""
+"""Granite architectures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK = 8
 
 
 def adapted(name: str, n_in: int, n_out: int) -> dict[str, Shape]:
-    """The matrices of an adapter for each switch, and of none."""
+    """Matrices of the adapter of each switch, and of the empty adapter."""
     return {f"{name}.lora_a": (n_in, RANK, SWITCHES + 1), f"{name}.lora_b": (RANK, n_out, SWITCHES + 1)}
 
 

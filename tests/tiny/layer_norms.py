@@ -1,4 +1,4 @@
-"""Parts shared by architectures with layer norms."""
+"""Keys and tensors of architectures with layer norms."""
 
 from __future__ import annotations
 

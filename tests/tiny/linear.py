@@ -1,4 +1,4 @@
-"""Models whose layers have linear attention or short convolutions, all or most of them."""
+"""Models with linear attention or short convolutions in most layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIRST = {
     "attn_gate.weight": None,
     "ssm_in.weight": (N_EMBD, CHANNELS + STATE * N_VALUES),
 }
-"""Of the first files of Qwen3-Next."""
+"""Tensors in the first files of Qwen3-Next."""
 GATED_ATTENTION = {
     "attn_q.weight": (N_EMBD, 2 * 4 * HEAD),
     "attn_k.weight": (N_EMBD, 2 * HEAD),
@@ -61,7 +61,7 @@ SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
 
 
 NEXT = {"nextn.eh_proj.weight": (2 * N_EMBD, N_EMBD), "nextn.enorm.weight": N_EMBD, "nextn.hnorm.weight": N_EMBD}
-"""Additional tensors of a block behind the layers that predicts one more token."""
+"""Additional tensors of a multi-token prediction block."""
 
 
 def delta(
@@ -72,7 +72,7 @@ def delta(
     n_next: int = 0,
     variant: str = "",
 ) -> Tiny:
-    """Three layers with the delta rule, one with attention, and as many blocks behind them as `n_next`."""
+    """Three layers with the delta rule, one with attention, and `n_next` prediction blocks."""
     network = {name: shape for name, shape in network.items() if name != "ffn_norm.weight"}
     others = (*DELTA_NET, *strengths)
     gone = {name: None for name in others if name not in ("attn_norm.weight", "post_attention_norm.weight")}
@@ -94,7 +94,7 @@ LIQUID_KEYS = {**KEYS, "attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cac
 LIQUID_NORM = {"output_norm.weight": None, "token_embd_norm.weight": N_EMBD, "output.weight": None}
 
 KDA = 32
-"""Elements of a head of Kimi Linear; it has four."""
+"""Head size of Kimi Linear, which has four heads."""
 RANK, ROPE, NOPE, VALUE = 48, 16, 32, 32
 KIMI_DELTA = {
     "attn_norm.weight": N_EMBD,
@@ -138,7 +138,7 @@ BAILING_LATENT = {
     "attn_gate.weight": (N_EMBD, 4),
 }
 SHORT_KEYS = {"ssm_conv1d_k": 0.002}
-"""Keys so short that what is added to their lengths counts."""
+"""Keys so short that the epsilon of their norm matters."""
 NO_MIXTURE = {name: None for name in KIMI_MIXTURE if name != "ffn_norm.weight"}
 
 KIMI_KEYS = {
@@ -215,7 +215,7 @@ GLM5_LATENT = {
     "attn_output.weight": (4 * VALUE, N_EMBD),
 }
 GLM5_HEADS = 12
-"""With few of them some scores are 0, and of equal ones the real llama.cpp takes any."""
+"""With fewer heads some scores are 0, and llama.cpp selects among equal scores arbitrarily."""
 GLM5_INDEXER = {
     "indexer.attn_q_b.weight": (RANK, GLM5_HEADS * INDEX),
     "indexer.attn_k.weight": (N_EMBD, INDEX),

@@ -1,4 +1,4 @@
-"""Llama and those that follow it."""
+"""Llama and architectures derived from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTENTION = {
     "attn_v.weight": (N_EMBD, 2 * HEAD),
     "attn_output.weight": (4 * HEAD, N_EMBD),
 }
-"""Four heads, of which two share keys and values."""
+"""Four query heads and two KV heads."""
 BIASES = {
     "attn_q.bias": 4 * HEAD,
     "attn_k.bias": 2 * HEAD,
@@ -33,7 +33,7 @@ EXPERTS = {
     "ffn_up_exps.weight": (N_EMBD, EXPERT, 8),
     "ffn_down_exps.weight": (EXPERT, N_EMBD, 8),
 }
-"""Eight of them."""
+"""Eight experts."""
 SHARED = {
     "ffn_gate_shexp.weight": (N_EMBD, EXPERT),
     "ffn_up_shexp.weight": (N_EMBD, EXPERT),
@@ -45,7 +45,7 @@ FUSED = {
     "attn_qkv.weight": (N_EMBD, 8 * HEAD),
     "attn_output.weight": (4 * HEAD, N_EMBD),
 }
-"""As ATTENTION, in one matrix."""
+"""ATTENTION in one fused matrix."""
 GATED_FUSED = {
     "ffn_norm.weight": N_EMBD,
     "ffn_up.weight": (N_EMBD, 2 * N_FF),

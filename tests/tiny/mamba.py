@@ -1,4 +1,4 @@
-"""Mamba, and what has state spaces in the place of attention."""
+"""Mamba, and hybrids of state spaces and attention."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ MAMBA2: dict[str, Shape] = {
 
 NORMS: dict[str, Shape] = {"ssm_dt_norm.weight": RANK, "ssm_b_norm.weight": N_STATE, "ssm_c_norm.weight": N_STATE}
 EVERY_OTHER = {"attention.head_count_kv": [0, 2, 0, 2]}
-"""Layers with states, and with attention in turns."""
+"""Alternating layers with states and with attention."""
 
 
 def without(*others: Mapping[str, Shape]) -> dict[str, Shape | None]:
-    """Return the tensors that a layer of another kind lacks."""
+    """Tensors that layers of the other kind lack."""
     return dict.fromkeys(name for shapes in others for name in shapes if name != "attn_norm.weight")
 
 
@@ -79,7 +79,7 @@ ONE_HALF = {
     "attention.layer_norm_epsilon": 1e-5,
     "feed_forward_length": [0, 0, N_FF, 0],
 }
-"""State space, attention, network, state space."""
+"""One block per layer: state space, attention, network, state space."""
 
 
 def one_half(network: Mapping[str, Shape]) -> dict[int, Mapping[str, Shape | None]]:
@@ -97,8 +97,8 @@ PLAMO: dict[str, Shape] = {
     "ssm_b_norm": N_STATE,
     "ssm_c_norm": N_STATE,
 }
-# Files of PLaMo 2 give layers without attention no heads. Where the first has none llama.cpp (b11434) rotates nothing
-# and does not come to an end.
+# Files of PLaMo 2 give layers without attention no heads. If the first layer has none, llama.cpp (b11434) rotates
+# nothing and never finishes.
 HEAD_NORMS: dict[str, Shape] = {"attn_q_norm.weight": (HEAD, 4), "attn_k_norm.weight": (HEAD, 2)}
 POST: dict[str, Shape] = {"post_attention_norm": N_EMBD, "post_ffw_norm": N_EMBD}
 

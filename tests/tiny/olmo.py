@@ -1,4 +1,4 @@
-"""OLMo."""
+"""OLMo architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families of one."""
+"""Families with a single architecture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiny.spec import Shape, Tiny
 PARTLY_ROTATED = {**LAYER_NORM_KEYS, "rope.dimension_count": HEAD // 4}
 HEAD_NORMS = {"attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD}
 N_DEEP = 64
-"""Layers, head size (4 heads of queries, 2 of keys) and width of models that are identified by their depth."""
+"""Number of layers, head size (of 4 query heads and 2 KV heads) and width of models recognized by their depth."""
 SMALL_HEAD, SMALL = 16, 64
 
 
@@ -67,7 +67,7 @@ MODELS = (
         },
     ),
     Tiny("exaone4", KEYS, {**without({**ATTENTION, **GATED}, *NORMS_BEFORE), **POST_NORMS, **HEAD_NORMS}),
-    # Its windows are those of a file of 64 layers.
+    # Files of 64 layers have windows.
     Tiny(
         "exaone4",
         {**KEYS, "embedding_length": SMALL, "feed_forward_length": SMALL, "attention.sliding_window": 64},
@@ -135,7 +135,7 @@ MODELS = (
         for parallel, variant in ((True, ""), (False, "sequential"))
     ),
     Tiny("hunyuan-dense", {**KEYS, "rope.scaling.alpha": 1000.0}, {**ATTENTION, **GATED, **HEAD_NORMS}),
-    # Fewer than there are pairs: they begin anew.
+    # Fewer sections than pairs, so that they repeat.
     Tiny(
         "hunyuan-dense",
         {**KEYS, "rope.dimension_sections": [4, 4, 3, 0]},

@@ -1,4 +1,4 @@
-"""Phi."""
+"""Phi architectures."""
 
 from __future__ import annotations
 

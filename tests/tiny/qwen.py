@@ -1,4 +1,4 @@
-"""Qwen."""
+"""Qwen architectures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tiny.llama import ATTENTION, BIASES, EXPERT_KEYS, EXPERTS, FUSED, GATED, HE
 from tiny.spec import Tiny
 
 WIDE = 40
-"""Elements of a head that are not the width divided by the number of heads."""
+"""Head size; not the width divided by the number of heads."""
 WIDE_KEYS = {**KEYS, "attention.key_length": WIDE, "attention.value_length": WIDE}
 WIDE_HEADS = {
     "attn_q.weight": (N_EMBD, 4 * WIDE),
@@ -81,7 +81,7 @@ MODELS = (
     ),
     Tiny("qwen2vl", {**KEYS, "rope.dimension_sections": [4, 6, 6, 0]}, {**ATTENTION, **BIASES, **GATED}, n_layer=2),
     Tiny("paddleocr", {**KEYS, "rope.dimension_sections": [4, 6, 6, 0]}, {**ATTENTION, **GATED}, n_layer=2),
-    # Of 16 pairs two are turned by nothing, as in the real ones.
+    # Two of 16 pairs are not rotated, as in the real models.
     Tiny("qwen3vl", {**KEYS, "rope.dimension_sections": [8, 4, 4, 0]}, {**ATTENTION, **GATED, **HEAD_NORMS}, n_layer=2),
     Tiny(
         "qwen3vlmoe",

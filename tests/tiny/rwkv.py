@@ -1,4 +1,4 @@
-"""RWKV and what was made of it. Heads have 64 elements: llama.cpp's kernel reads beyond smaller ones."""
+"""RWKV and architectures derived from it. Heads have 64 elements: llama.cpp's kernel reads beyond smaller ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specification of an architecture's small file: keys and shapes; the weights' values follow from their names."""
+"""Specification of a small model: keys and tensor shapes; the names determine the random weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ N_VOCAB = 512
 
 @dataclass(frozen=True)
 class Tiny:
-    """`keys` of the architecture, without its name in front; `tensors` outside the layers and `layer` those of each, by
-    name without `.weight`'s dot (`attn_q.weight`), with their shapes, ne0 first. `layers` adds to single layers, or
-    replaces; a shape of None takes one away.
+    """A small model.
 
-    Norms' weights are about 1, factors of frequencies above it, rates of decay about -1, biases and other vectors
-    about 0, matrices keep the size of what they multiply;
-    A vocabulary of byte pairs cuts words as `pre` does.
-    `deviation` gives names another standard deviation. `variant` tells two files of one architecture apart; `stack` is
-    in front of the layers' numbers.
+    `keys` have no architecture prefix. `tensors` are those outside the layers, `layer` those of every layer, by name
+    without the layer's prefix (`attn_q.weight`); shapes begin with ne0. `layers` adds or replaces tensors of single
+    layers; a shape of None removes one. `stack` is the prefix of layer numbers.
+
+    Weights of norms are about 1, frequency factors above 1, decay rates about -1, biases and other vectors about 0, and
+    matrices preserve the magnitude of their input. `deviation` overrides standard deviations by name. `pre` is the
+    pre-tokenizer of a byte-pair vocabulary. `variant` distinguishes models of one architecture.
     """
 
     architecture: str
@@ -46,7 +46,7 @@ class Tiny:
 
     @property
     def name(self) -> str:
-        """The architecture's, and what is special about this one."""
+        """Architecture and variant."""
         return f"{self.architecture}-{self.variant}" if self.variant else self.architecture
 
     @property
@@ -55,7 +55,7 @@ class Tiny:
         return n
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """All tensors by their full names."""
+        """Return the shapes of all tensors by their full names."""
         n_vocab = self.n_vocab
         found: dict[str, Shape | None] = {"token_embd.weight": (self.n_embd, n_vocab)}
         found |= {"output_norm.weight": self.n_embd, "output.weight": (self.n_embd, n_vocab), **self.tensors}
@@ -67,13 +67,13 @@ class Tiny:
         }
 
     def values(self, rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Random values of a tensor, in numpy's order of axes."""
+        """Return random values of a tensor, in numpy's order of axes."""
         normal = rng.standard_normal(shape[::-1]).astype(np.float32)
         for part, deviation in self.deviation.items():
             if part in name:
                 return normal * np.float32(deviation)
         if name.endswith("ssm_a"):
-            return -np.exp(normal)  # rates of decay
+            return -np.exp(normal)  # decay rates
         if name.endswith("ssm_d"):
             return 1 + normal * np.float32(0.2)
         if name.endswith(("norm", "norm.weight")) or ("_norm_" in name and name.endswith(".weight")):
@@ -84,18 +84,19 @@ class Tiny:
             return 1 + 4 * np.abs(normal)
         if len(shape) == 1:
             return normal * np.float32(0.2)
-        if name == "token_embd.weight":  # a head that shares it must not make too large logits
+        if name == "token_embd.weight":  # smaller if tied, to limit the logits
             tied = "output.weight" not in self.shapes()
             return normal * np.float32(3 * shape[0] ** -0.5 if tied else 1.0)
         return normal * np.float32((3 if name == "output.weight" else 1) * shape[0] ** -0.5)
 
 
 def write(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """Writes the file; matrices of layers are of `wtype`, those of the first ones of `wtypes`, where their rows are
-    whole blocks of it.
+    """Write the file.
+
+    Matrices of layers are of `wtype`, those of the first layers of `wtypes`, if their rows are whole blocks of it.
     """
     writer = gguf.GGUFWriter(path, tiny.architecture)
-    writer.add_name("a small model")  # some vocabularies are known by a name
+    writer.add_name("a small model")  # some vocabularies are recognized by the model's name
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
         _add(writer, key if key.startswith(("tokenizer.", "xielu.")) else f"{tiny.architecture}.{key}", value)
@@ -145,7 +146,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
-    elif isinstance(value, np.ndarray):  # where more than 32 bits are wanted
+    elif isinstance(value, np.ndarray):  # values of more than 32 bits
         assert value.dtype == np.uint64
         writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64)
     else:

@@ -1,4 +1,4 @@
-"""Architectures of ways of their own: gates, bounds, several kinds of layers."""
+"""Architectures with gates, bounds or several kinds of layers."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from llamado.client.health import Phase, State
 from llamado.rpc.wire import (
     COMMANDS,
     LATEST,
-    SPOKEN,
+    SUPPORTED_VERSIONS,
     DeviceCount,
     Hello,
     HelloResponse,
     ResponseReader,
     Upgrade,
     WireError,
-    spoken,
+    negotiate,
     write_request,
 )
 
@@ -87,7 +87,7 @@ def _exchange(connection: socket.socket, deadline: float) -> Greeting:
         except WireError as error:
             return Greeting(HelloResult.OTHER, detail=str(error))
         if found is not None and isinstance(found[1], HelloResponse):
-            if found[1].ours:
+            if found[1].is_ours:
                 # A client that disconnects right after HELLO looks like one of ggml's that needs another version.
                 connection.sendall(write_request(Upgrade(LATEST.major)) + write_request(DeviceCount()))
                 connection.recv(256)
@@ -121,9 +121,10 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
             return State(Phase.UNHEALTHY, "closes the connection instead of greeting: no ggml RPC worker?")
         case HelloResult.TLS | HelloResult.HTTP | HelloResult.OTHER:
             return State(Phase.UNHEALTHY, f"something else answers there: {detail or result.value}")
-        case HelloResult.GREETED if version is not None and spoken(version) is None:
+        case HelloResult.GREETED if version is not None and negotiate(version) is None:
             theirs = ".".join(map(str, version))
             return State(
-                Phase.UNHEALTHY, f"it speaks RPC {theirs}, this program {SPOKEN}: use a llama.cpp of one of these"
+                Phase.UNHEALTHY,
+                f"it speaks RPC {theirs}, this program {SUPPORTED_VERSIONS}: use a llama.cpp of one of these",
             )
     return State(Phase.READY, "ready")

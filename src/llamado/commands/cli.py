@@ -152,7 +152,7 @@ def _pull(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
 
 def _inspect(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.engine.options import EngineOptions, ModelSource
-    from llamado.engine.supported import check_supported, what_it_takes
+    from llamado.engine.supported import check_supported, memory_estimate
     from llamado.gguf.inspect import render
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.terminal.console import Console
@@ -167,7 +167,7 @@ def _inspect(_: ParsedFlags, namespace: argparse.Namespace) -> int:
     try:
         check_supported(header)
         lines.append("Its architecture and weight types are supported.")
-        lines += what_it_takes(header, EngineOptions())
+        lines += memory_estimate(header, EngineOptions())
     except LlamadoError as error:
         lines.append(str(error) if lines else f"This model is not supported. {error}")
     for line in lines:

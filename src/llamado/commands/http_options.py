@@ -8,8 +8,8 @@ import re
 from llamado.commands.options import read_file
 from llamado.commands.split_options import listed
 from llamado.flags import FlagError, ParsedFlags
-from llamado.http import logs
 from llamado.http.access import AccessRules
+from llamado.http.monitoring import logs
 
 
 def hosts_of(flags: ParsedFlags) -> tuple[str, ...]:

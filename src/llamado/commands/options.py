@@ -188,10 +188,7 @@ def draft_options(flags: ParsedFlags) -> DraftOptions:
             if kind in (kinds or ()):
                 raise FlagError(f"--spec-type {kind}: -md/--model-draft names the model that drafts")
     for key, low in (
-        ("spec_draft_n_max", 0), ("spec_draft_n_min", 0), ("spec_draft_threads", -1),
-        ("spec_draft_threads_batch", -1), ("spec_ngram_mod_n_match", 1), ("spec_ngram_mod_n_min", 0),
-        ("spec_ngram_mod_n_max", 1),
-        *((f"spec_ngram_{kind}_{name}", 1) for kind in ("simple", "map_k", "map_k4v") for name in ("size_n", "size_m")),
+        ("spec_draft_n_max", 0), ("spec_draft_n_min", 0), ("spec_draft_threads", -1), ("spec_draft_threads_batch", -1),
     ):  # fmt: skip
         value = flags.values[key]
         if value is not None and (value < low or (value == 0 and "threads" in key)):
@@ -210,18 +207,9 @@ def draft_options(flags: ParsedFlags) -> DraftOptions:
         n_threads_batch=threads if threads_batch is None else threads_batch,
         type_k=flags.spec_draft_type_k,
         type_v=flags.spec_draft_type_v,
-        ngram_simple=_ngram_sizes(flags, "simple"),
-        ngram_map_k=_ngram_sizes(flags, "map_k"),
-        ngram_map_k4v=_ngram_sizes(flags, "map_k4v"),
-        ngram_mod=(flags.spec_ngram_mod_n_match, flags.spec_ngram_mod_n_min, flags.spec_ngram_mod_n_max),
         lookup_static=flags.lookup_cache_static,
         lookup_dynamic=flags.lookup_cache_dynamic,
     )
-
-
-def _ngram_sizes(flags: ParsedFlags, kind: str) -> tuple[int, int, int]:
-    n, m, hits = (flags.values[f"spec_ngram_{kind}_{name}"] for name in ("size_n", "size_m", "min_hits"))
-    return n, m, hits
 
 
 def _draft_kinds(flags: ParsedFlags) -> tuple[str, ...] | None:

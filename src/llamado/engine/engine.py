@@ -53,9 +53,9 @@ from llamado.models.memory import Span
 log = logging.getLogger(__name__)
 
 # seconds between checks if everything waits for a slot that is saved or restored
-_LOOK_AGAIN = 0.05
+_CHECK_SECONDS = 0.05
 # most seconds by which the lengths of answers in a snapshot lag behind
-_SHOW_AGAIN = 0.1
+_PUBLISH_SECONDS = 0.1
 _OPTIONS = EngineOptions()
 _MOST_SPECULATIVE = 16
 """Most batches in flight while windows of draft tokens are sent behind them."""
@@ -140,7 +140,7 @@ class Engine:
         )
         self._in_flight: deque[_InFlightBatch] = deque()
         self._idle_since: float | None = time.monotonic()
-        self._show()
+        self._publish()
         self._prepared = False  # True once the forward has used all the idle time it needs
         self._busy_since: float | None = None  # when the running step began; None: no step, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
@@ -300,17 +300,17 @@ class Engine:
             if lost is not None or outages.returned or not any(slot.task for slot in self._slots):
                 queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
-                outages.pause(lost, self._forget_cells, self._show)
+                outages.pause(lost, self._forget_cells, self._publish)
                 self._prepared = False
-                self._show()
+                self._publish()
             elif outages.returned and not queue.closing:
                 outages.move_back(self._forget_cells)
                 self._prepared = False
-                self._show()
+                self._publish()
             with queue.wake:
                 idle = not (queue.closing or self._calls or self._is_busy())
                 if idle and self._prepared and outages.current_loss() is None and not outages.returned:
-                    self._show()
+                    self._publish()
                     queue.wake.wait()
                 queue.receive()
                 closing, deadline = queue.closing, queue.deadline
@@ -321,7 +321,7 @@ class Engine:
             if closing:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or outages.current_loss() is not None:
-                    self._end_all(EngineClosed("the server was shut down before the answer was finished"))
+                    self._fail_all(EngineClosed("the server was shut down before the answer was finished"))
                     self._sequence_cache.save()
                     self._sequence_cache.reset()  # another engine may have the forward pass next
                     return
@@ -333,16 +333,16 @@ class Engine:
                     if lost is not None:
                         outages.note(lost)
                 elif self._step():
-                    alike = queue.n_over == n_over and self._busy_since < self._shown + _SHOW_AGAIN
+                    alike = queue.n_over == n_over and self._busy_since < self._published + _PUBLISH_SECONDS
                 else:
                     self._wait_for_changes()
             except Exception as error:
                 # the state of the cells is unknown after a failure outside the forward pass
                 log.exception("engine step failed")
-                self._end_all(compute_failed(error))
+                self._fail_all(compute_failed(error))
                 self._sequence_cache.reset()
             if not alike:
-                self._show()
+                self._publish()
 
     def _is_busy(self) -> bool:
         """True if there is work besides the calls of jobs."""
@@ -352,11 +352,11 @@ class Engine:
         """Wait for changes, because all work waits for a held slot."""
         queue = self._queue
         with queue.wake:
-            if queue.has_news or self._calls or self._outages.current_loss():
+            if queue.has_arrivals or self._calls or self._outages.current_loss():
                 return
             loads = [slot.load for slot in self._slots if slot.load is not None]
-            if any(slot.held for slot in self._slots) or (loads and not any(load.has_news for load in loads)):
-                queue.wake.wait(_LOOK_AGAIN)
+            if any(slot.held for slot in self._slots) or (loads and not any(load.has_pieces for load in loads)):
+                queue.wake.wait(_CHECK_SECONDS)
 
     def _prepare(self) -> bool:
         """Let the forward pass use idle time; return False when nothing is left to do."""
@@ -377,14 +377,14 @@ class Engine:
         if not self._forward.launches or (self._drafts is not None and self._drafts.takes_long):
             self._queue.deliver()  # the first part takes long
         launched = len(self._in_flight)
-        while (enough := len(self._in_flight) >= self._forward.depth) is False or self._has_time():
+        while (enough := len(self._in_flight) >= self._forward.depth) is False or self._can_draft_more():
             if not enough:
                 changed = self._queue.drop_cancelled()
-                self._sequence_cache.tidy()
+                self._sequence_cache.cancel_stale_reads()
                 changed |= self._start_slot_tasks()
                 changed |= self._admit()
                 if changed:
-                    self._show()
+                    self._publish()
             try:
                 slots, counts = self._planner.plan_draft_only() if enough else self._planner.plan()
             except DeviceLost as error:  # from copying cells
@@ -396,30 +396,30 @@ class Engine:
                 if not self._launch(slots, counts):
                     break
             except Exception as error:
-                self._lose(slots, error)
+                self._fail_batch(slots, error)
                 return True
         self._queue.deliver(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
         if not self._in_flight:
             return changed
         while launched < len(self._in_flight):
-            self._get_ready(self._in_flight[launched])
+            self._query_constraints(self._in_flight[launched])
             launched += 1
-        self._land(self._in_flight.popleft())
+        self._complete(self._in_flight.popleft())
         return True
 
-    def _has_time(self) -> bool:
+    def _can_draft_more(self) -> bool:
         """Return True if more may be drafted until the next batch is done."""
         drafting = self._drafts is not None and len(self._in_flight) < _MOST_SPECULATIVE
         return drafting and not self._in_flight[0].rows.done()
 
-    def _get_ready(self, flight: _InFlightBatch) -> None:
+    def _query_constraints(self, flight: _InFlightBatch) -> None:
         """While a batch is computed, query the constraints for its next tokens."""
         for share in flight.shares:
             slot, task = share.slot, share.task
             if task.request.constraint is None or slot.task is not task:
                 continue
             try:
-                task.sampler.get_ready()
+                task.sampler.query_constraint()
             except Exception as error:
                 self._queue.fail(slot, constraint_failed(error))
 
@@ -471,14 +471,14 @@ class Engine:
         self._in_flight.append(_InFlightBatch(rows, shares, spans, features, tokens.size, n_prompt, began))
         return True
 
-    def _land(self, flight: _InFlightBatch) -> None:
+    def _complete(self, flight: _InFlightBatch) -> None:
         try:
             rows = flight.rows.result()
         except Exception as error:
             for slot, task, handle, *_ in flight.shares:
                 if slot.handle is handle and slot.task is not task:  # the request is gone, but not its cells
                     self._sequence_cache.drop(slot)
-            self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
+            self._fail_batch([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
         self._stats.evaluated(flight.n_prompt, now - flight.began, sum(slot.task is not None for slot in self._slots))
@@ -504,7 +504,7 @@ class Engine:
                         log.exception("sampling of task %d failed", share.task.id)
                     limited = share.task.request.constraint is not None
                     self._queue.fail(share.slot, constraint_failed(error) if limited else compute_failed(error))
-        self._show_features(flight, valid)
+        self._feed_features(flight, valid)
         if self._drafts is not None and not flight.n_prompt:
             n, overlaps = self._planner.n_generating, self._planner.overlaps
             self._drafts.note(n, flight.n_tokens, now - flight.began, n_yielded, now, overlaps=overlaps)
@@ -518,7 +518,7 @@ class Engine:
         slot = share.slot
         return slot.task is share.task and slot.handle is share.handle and (share.row is None or not share.stale)
 
-    def _show_features(self, flight: _InFlightBatch, valid: Sequence[bool]) -> None:
+    def _feed_features(self, flight: _InFlightBatch, valid: Sequence[bool]) -> None:
         """Feed the hidden states of accepted tokens to the draft head."""
         if self._drafts is None or flight.features is None:
             return
@@ -548,9 +548,9 @@ class Engine:
         assert row is not None
         n = 0
         for n in range(1, len(share.draft) + bool(share.n) + 1):
-            trusted, epoch = len(ahead), ahead.epoch
+            n_pending, epoch = len(ahead), ahead.epoch
             token = self._output_processor.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
-            if token is None or not trusted or ahead.epoch != epoch:
+            if token is None or not n_pending or ahead.epoch != epoch:
                 break
             # The drafted token is right. Its cell is filled, or will be before it is read, unless a move left it
             # behind, because moves copy only used cells.
@@ -563,7 +563,7 @@ class Engine:
         self._sequence_cache.settle(slot)
         return n
 
-    def _lose(self, slots: list[Slot], error: Exception) -> None:
+    def _fail_batch(self, slots: list[Slot], error: Exception) -> None:
         """Handle a failed batch. Losing a device invalidates every KV cell but fails no request; any other error fails
         the requests of this batch.
         """
@@ -606,16 +606,16 @@ class Engine:
         self._queue.waiting = left
         return len(left) < len(waiting)
 
-    def _end_all(self, error: LlamadoError) -> None:
+    def _fail_all(self, error: LlamadoError) -> None:
         self._queue.fail_all(error)
         self._calls.fail(error, for_good=self._queue.closing)
-        self._show()
+        self._publish()
         self._queue.deliver()
 
-    def _show(self) -> None:
+    def _publish(self) -> None:
         """Publish a new snapshot."""
         self._snapshot = self._take_snapshot()
-        self._shown = time.monotonic()
+        self._published = time.monotonic()
 
     def _take_snapshot(self) -> EngineSnapshot:
         memory, store, disk = self._sequence_cache.memory, self._sequence_cache.store, self._sequence_cache.disk

@@ -94,12 +94,6 @@ class DraftOptions:
     n_threads_batch: int | None = None
     type_k: str = "f16"
     type_v: str = "f16"
-    ngram_simple: tuple[int, int, int] = (12, 48, 1)
-    """Tokens of a key, tokens of a draft, and least occurrences of the key."""
-    ngram_map_k: tuple[int, int, int] = (12, 48, 1)
-    ngram_map_k4v: tuple[int, int, int] = (12, 48, 1)
-    ngram_mod: tuple[int, int, int] = (24, 48, 64)
-    """Tokens of a key, and least and most tokens of a draft."""
     lookup_static: str | None = None
     """Files of `ngram-cache`."""
     lookup_dynamic: str | None = None

@@ -74,11 +74,11 @@ def fetch_model(
 def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> None:
     """Reject a model that would not run here, from its header alone; `say` gets the memory needs of others.
 
-    Raises the errors of `check_supported` and `what_it_takes`; no NotEnoughMemory if `options.fit` is off.
+    Raises the errors of `check_supported` and `memory_estimate`; no NotEnoughMemory if `options.fit` is off.
     """
     check_supported(header, workers=options.split is not None)
     try:
-        lines = what_it_takes(header, options)
+        lines = memory_estimate(header, options)
     except NotEnoughMemory as error:
         if options.fit.on:
             raise NotEnoughMemory(
@@ -91,7 +91,7 @@ def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> 
         say(line)
 
 
-def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
+def memory_estimate(header: Header, options: EngineOptions) -> list[str]:
     """Describe the memory that a model takes on this machine and the workers.
 
     Raises NotEnoughMemory with a list of what would fit, InvalidModel, UnsupportedModel, GgufError, WorkersUnreachable.

@@ -24,9 +24,9 @@ from llamado.http.answer import App, Receive, Scope, Send, error_response, handl
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.http.exchange import MODEL, MODEL_POSTS
-from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
-from llamado.http.metrics import Traffic
+from llamado.http.monitoring.exposition import CONTENT_TYPE
+from llamado.http.monitoring.metrics import Traffic
 from llamado.http.routing import ANY, ApiRoute, ApiRouter, Endpoint
 from llamado.http.upstream import UpstreamLost
 
@@ -78,7 +78,7 @@ class Gateway:
         return [ApiRoute(*route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(self.routes, scope, receive, send, log, ending=lambda: self.ending)
+        await handle_errors(self.routes.app, scope, receive, send, log, ending=lambda: self.ending)
 
     async def close(self) -> None:
         """Close all replicas and save the quotas."""

@@ -74,9 +74,9 @@ class Balancer:
         candidates = serving or (usable if not self._is_known(model) else [])
         if not candidates:
             return None
-        known = self._prefixes.cached_bytes(chain)
+        cached = self._prefixes.cached_bytes(chain)
         return min(
-            candidates, key=lambda r: (REQUEST_BYTES * r.load - known.get(r.number, 0), sum(r.statuses.values()))
+            candidates, key=lambda r: (REQUEST_BYTES * r.load - cached.get(r.number, 0), sum(r.statuses.values()))
         )
 
     def _usable(self, replicas: Iterable[Replica], without: Collection[Replica]) -> list[Replica]:

@@ -42,7 +42,7 @@ class Forwarder:
     """Retries by reason."""
     patience: float
     """Seconds to wait for an available replica."""
-    keys: bool
+    forward_key: bool
     """Forward the clients' keys."""
 
 
@@ -59,7 +59,7 @@ class ForwardedRequest:
         self._tried: set[Replica] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._body, keys=self._forwarder.keys)
+        exchange = Exchange(scope, receive, send, self._body, forward_key=self._forwarder.forward_key)
         self._body = b""  # the exchange releases it when the response starts
         try:
             async with exchange:
@@ -110,9 +110,9 @@ class ForwardedRequest:
         meter = self._meter
         self._balancer.record(self._chain, replica)
         probe = replica.begin(exchange)
-        more = [] if meter is None else meter.begin(replica)
+        extra_headers = [] if meter is None else meter.begin(replica)
         try:
-            connection = await exchange.forward(replica.pool, path, query, key=replica.key, more=more)
+            connection = await exchange.forward(replica.pool, path, query, key=replica.key, extra_headers=extra_headers)
             status = connection.status
             self._judge(replica, probe, status)
             if status in NOT_NOW and self._choose() is not None:

@@ -11,7 +11,7 @@ import re
 
 from llamado.gateway.limits import KeyUsage
 from llamado.gateway.replica import Replica
-from llamado.http.metrics import USAGE_HEADER, ask_usage, new_usage_id
+from llamado.http.monitoring.metrics import USAGE_HEADER, ask_usage, new_usage_id
 from llamado.http.upstream import Headers
 
 _BYTES_PER_TOKEN = 4  # roughly, in English text

@@ -19,9 +19,9 @@ from llamado.gateway.balance import Balancer
 from llamado.gateway.breaker import Circuit
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.replica import METRICS_TIMEOUT, Replica
-from llamado.http.exposition import merge
-from llamado.http.metrics import Traffic
+from llamado.http.monitoring.exposition import merge
 from llamado.http.monitoring.families import traffic_families
+from llamado.http.monitoring.metrics import Traffic
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")

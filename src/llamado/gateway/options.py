@@ -122,9 +122,9 @@ def _check_fields(kind: type, given: Any, where: str) -> dict[str, Any]:
         if name not in fields:
             near = difflib.get_close_matches(str(name), fields, n=1)
             raise GatewayError(f"{where}: unknown {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        wanted = str(fields[name].type)
-        right: tuple[type, ...] = (int, float) if "float" in wanted else (bool,) if wanted == "bool" else (str,)
-        if (value is None and "None" in wanted) or (
+        annotation = str(fields[name].type)
+        right: tuple[type, ...] = (int, float) if "float" in annotation else (bool,) if annotation == "bool" else (str,)
+        if (value is None and "None" in annotation) or (
             isinstance(value, right) and isinstance(value, bool) == (bool in right)
         ):
             continue

@@ -127,15 +127,6 @@ class Tensor:
         """Return True if the stride of dimension 0 exceeds that of dimension 1."""
         return self.nb[0] > self.nb[1]
 
-    def is_permuted(self) -> bool:
-        """Return True if the strides do not ascend."""
-        nb = self.nb
-        return nb[0] > nb[1] or nb[1] > nb[2] or nb[2] > nb[3]
-
-    def same_shape(self, other: Tensor) -> bool:
-        """Return True if both tensors have the same `ne`."""
-        return self.ne == other.ne
-
     def can_repeat_to(self, other: Tensor) -> bool:
         """Return True if whole copies of this tensor tile `other` (ggml's broadcasting rule)."""
         a, b = self.ne, other.ne

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llamado.gguf.cursor import Cursor
 from llamado.gguf.errors import GgufError
 from llamado.gguf.header import DEFAULT_ALIGNMENT, MAGIC, MAX_KEY, key_spans
-from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
+from llamado.gguf.metadata import StringArray, Value, ValueType
 from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.types import TensorType
 from llamado.gguf.values import DTYPES, SCALARS
@@ -91,11 +91,6 @@ def encode(value: Value, kind: ValueType | None = None) -> bytes:
     return b"".join(
         [_u32(ValueType.ARRAY), _u32(kind), _u64(len(value)), np.ascontiguousarray(value, DTYPES[kind]).tobytes()]
     )
-
-
-def encode_all(metadata: Metadata) -> Fields:
-    """Encode every key-value of `metadata` with its stored type."""
-    return {key: encode(value, _stored_kind(metadata.type_name(key))) for key, value in metadata.items()}
 
 
 def alignment_of(fields: Mapping[str, bytes]) -> int:
@@ -195,12 +190,6 @@ def write_gguf(
             if n != tensor.nbytes:
                 raise GgufError(f"got {n} bytes of data; expected {tensor.nbytes}", path=Path(path), field=tensor.name)
             file.pad(padded(n, alignment) - n)
-
-
-def _stored_kind(type_name: str) -> ValueType | None:
-    """Parse a type name (`Metadata.type_name`): the type of a number or of an array's numbers, else None."""
-    kind = ValueType.__members__.get(type_name.removeprefix("array of ").upper())
-    return None if kind in (ValueType.STRING, ValueType.ARRAY) else kind
 
 
 def _kind_of(value: object) -> ValueType:

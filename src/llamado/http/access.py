@@ -60,7 +60,7 @@ class AccessRules:
             # Browsers reject "*" for requests with credentials, so the origin itself is returned.
             return origin if self.cors_credentials else "*"
         if self.cors_origins == "localhost":
-            return origin if _is_local(origin) else ""
+            return origin if origin and _is_local(origin) else ""
         return origin if origin in self._origins else self._origins[0]
 
     def allows_host(self, host: str) -> bool:
@@ -102,11 +102,21 @@ def _covers(rule: str, name: str) -> bool:
     return rule == "*" or name == rule.removeprefix(".") or (rule.startswith(".") and name.endswith(rule))
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccessPaths:
+    """Paths with rules of their own."""
+
+    public: frozenset[str] = HEALTH
+    """Paths that need no key."""
+    guarded: frozenset[str] = frozenset()
+    """Paths that check their own secret, so any Host may name them."""
+    changing: frozenset[str] = frozenset()
+    """Paths that change state although clients request them with GET."""
+
+
 class Access:
     """ASGI middleware that checks every request before `app` gets it.
 
-    `public`: paths that need no key. `guarded`: paths that check their own secret, so any Host may name them.
-    `changing`: paths that change state although clients request them with GET.
     `unready`: returns status and body of a refusal for a path; None passes the request on to `app`.
     """
 
@@ -115,18 +125,14 @@ class Access:
         app: App,
         rules: AccessRules,
         prefix: str = "",
+        paths: AccessPaths = AccessPaths(),
         *,
-        public: frozenset[str] = HEALTH,
-        guarded: frozenset[str] = frozenset(),
-        changing: frozenset[str] = frozenset(),
         unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
     ) -> None:
         self._app = app
         self._rules = rules
         self._prefix = prefix
-        self._public = public
-        self._guarded = guarded
-        self._changing = changing
+        self._paths = paths
         self._unready = unready
         self._keys = tuple(map(digest, rules.api_keys))
         self._preflight = [
@@ -187,13 +193,13 @@ class Access:
             error = ApiError("unavailable_error", "the server is shutting down", retry_after=_DRAIN_SECONDS)
             await error_response(error, path, close=True)(scope, receive, send)
             return
-        if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
+        if self._keys and path not in self._paths.public and not key_is_valid(headers, self._keys):
             await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)
             return
         if path in PRIVILEGED and not self._keys and (why := self._foreign_reason(headers)):
             await error_response(ApiError("permission_error", why))(scope, receive, send)
             return
-        changes = scope["method"] not in _SAFE or path in self._changing
+        changes = scope["method"] not in _SAFE or path in self._paths.changing
         if changes and not self._keys and self._is_foreign(headers):
             origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
             message = f"pages of {origin} may not change anything here: see --cors-origins and --api-key"
@@ -217,7 +223,7 @@ class Access:
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             return ApiError("invalid_request_error", "the request has more than one Host header")
         host = headers.get(b"host", b"").decode("latin-1")[:200]
-        if self._keys or not host or scope.get("client") is None or path in self._guarded:
+        if self._keys or not host or scope.get("client") is None or path in self._paths.guarded:
             return None
         if self._rules.allows_host(host):
             return None

@@ -67,13 +67,13 @@ async def handle_errors(
     """
     started = False
 
-    async def sending(message: Any) -> None:
+    async def track_start(message: Any) -> None:
         nonlocal started
         started = True
         await send(message)
 
     try:
-        await app(scope, receive, sending)
+        await app(scope, receive, track_start)
         return
     except asyncio.CancelledError:
         if not ending():

@@ -59,11 +59,11 @@ class BodyBudget:
         """Return bytes to the budget and grant them to waiting bodies."""
         self.free += size
         while self._waiting:
-            wanted, granted = self._waiting[0]
+            needed, granted = self._waiting[0]
             if not granted.done():
-                if wanted > self.free:
+                if needed > self.free:
                     return
-                self.free -= wanted
+                self.free -= needed
                 granted.set_result(None)
             self._waiting.popleft()
 

@@ -412,7 +412,7 @@ def _unchunked(cycle: RequestResponseCycle, app: App) -> App:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         is_unframed = False
 
-        async def sending(message: Any) -> None:
+        async def send_unchunked(message: Any) -> None:
             nonlocal is_unframed
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message["headers"]}
@@ -425,7 +425,7 @@ def _unchunked(cycle: RequestResponseCycle, app: App) -> App:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await app(scope, receive, sending)
+        await app(scope, receive, send_unchunked)
 
     return answer
 

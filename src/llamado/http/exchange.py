@@ -6,11 +6,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.disconnect import disconnected
 from llamado.http.errors import ApiError, error_body, error_event
+from llamado.http.streams import disconnected
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.http")
@@ -52,6 +52,8 @@ _HOP = frozenset(
 _REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect", b"origin", b"sec-fetch-site"}
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_DROPPED = _REQUEST | _FORWARDED
+_DROPPED_WITH_KEYS = _DROPPED | _KEYS
 
 
 _LONGEST_EVENT = 1 << 20
@@ -74,17 +76,20 @@ def request_head(
     query: bytes,
     length: int,
     *,
-    keys: bool,
+    forward_key: bool,
     key: bytes = b"",
-    more: Headers = _NONE,
+    extra_headers: Headers = _NONE,
 ) -> bytes:
-    """Return the request head for the upstream. `keys`: forward the client's key. `key`: send this one instead.
+    """Return the request head for the upstream. `forward_key`: forward the client's key. `key`: send this one instead.
 
-    `more`: headers that replace the client's of the same names.
+    `extra_headers`: headers that replace the client's of the same names.
     """
     headers: Headers = scope["headers"]
-    dropped = _REQUEST | _named(headers) | _FORWARDED | (frozenset() if keys and not key else _KEYS)
-    dropped |= {name for name, _ in more}
+    dropped = _DROPPED if forward_key and not key else _DROPPED_WITH_KEYS
+    if named := _named(headers):
+        dropped |= named
+    if extra_headers:
+        dropped |= {name for name, _ in extra_headers}
     earlier = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
     client = scope.get("client")
     peer = client[0].encode("latin-1", "replace") if client else b"unix"
@@ -98,7 +103,7 @@ def request_head(
         b"x-forwarded-proto: " + (given.get(b"x-forwarded-proto") or scope.get("scheme", "http").encode()),
         b"x-forwarded-host: " + (given.get(b"x-forwarded-host") or host),
         *(name + b": " + value for name, value in headers if name not in dropped),
-        *(name + b": " + value for name, value in more),
+        *(name + b": " + value for name, value in extra_headers),
     ]
     if key:
         lines.append(b"authorization: Bearer " + key)
@@ -129,11 +134,11 @@ class Exchange:
     only inside.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, body: bytes, *, keys: bool) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, body: bytes, *, forward_key: bool) -> None:
         self._scope = scope
         self._send = send
         self._body = body
-        self._keys = keys
+        self._forward_key = forward_key
         self._task = asyncio.current_task()
         self._connection: UpstreamConnection | None = None
         self._guard = disconnected(receive, self._on_disconnect)
@@ -157,8 +162,8 @@ class Exchange:
         self._guard.__enter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        self._guard.__exit__(*error)
+    async def __aexit__(self, *_: object) -> None:
+        self._guard.__exit__()
         self._body = b""  # an exception's traceback may hold this object for long
 
     def _on_disconnect(self) -> None:
@@ -188,18 +193,25 @@ class Exchange:
         query: bytes,
         *,
         key: bytes = b"",
-        more: Headers = _NONE,
+        extra_headers: Headers = _NONE,
         ended: Callable[[], bool] = lambda: False,
     ) -> UpstreamConnection:
         """Send the request; return the connection once the response has started, for `deliver`.
 
-        `more`: further headers. A kept-alive connection that the upstream closed is replaced, unless the process has
-        `ended`. Raises UpstreamLost.
+        `extra_headers`: replace the client's. A pooled connection that the upstream closed is replaced, unless the
+        process has `ended`. Raises UpstreamLost.
         """
         self.sent = self.was_aborted = False
         self._path = path.decode("latin-1")
         head = request_head(
-            self._scope, pool.address, path, query, len(self._body), keys=self._keys, key=key, more=more
+            self._scope,
+            pool.address,
+            path,
+            query,
+            len(self._body),
+            forward_key=self._forward_key,
+            key=key,
+            extra_headers=extra_headers,
         )
         for fresh in (False, True):
             connection = await pool.connect(fresh=fresh)
@@ -236,19 +248,20 @@ class Exchange:
     async def deliver(
         self,
         connection: UpstreamConnection,
-        more: Headers | None = None,
+        extra_headers: Headers | None = None,
         observe: Callable[[bytes], None] | None = None,
         before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Stream the response to the client. Raises UpstreamLost.
 
-        `more`: further headers. `observe`: called with each part. `before_end`: awaited before the last part is sent.
+        `extra_headers`: added to the response. `observe`: called with each part. `before_end`: awaited before the last
+        part is sent.
         """
         try:
             kind = next((value for name, value in connection.headers if name == b"content-type"), b"")
             self._stream, self._lines = b"event-stream" in kind, b"ndjson" in kind
             first = connection.take()
-            headers = [*response_headers(connection.headers), *(more or ())]
+            headers = [*response_headers(connection.headers), *(extra_headers or ())]
             self.started = True
             self._body = b""  # no further attempt
             await self._send({"type": "http.response.start", "status": connection.status, "headers": headers})

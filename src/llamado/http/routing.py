@@ -72,6 +72,8 @@ class ApiRouter(Router):
 
     def endpoint(self, method: str, path: str) -> str:
         """Return the name of a request's endpoint; "" if there is none."""
+        if route := self._fixed.get((method, path)):
+            return route.name
         found = self.find(method, path)
         return "" if found is None else found[0].name
 

@@ -183,7 +183,7 @@ class Model(ABC):
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
         """Build the forward pass of a batch; the graph's feeds fill its inputs (see inputs.py).
 
-        Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as `shape.output` says;
+        Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", by `shape.output`;
         none if n_outputs is 0. FEATURES too, if the shape has any. Raises ValueError if attention covers more cells
         than the memory has, UnsupportedModel for an output that the model does not have.
         """

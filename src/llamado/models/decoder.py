@@ -63,30 +63,32 @@ class Decoder(Model):
 
     The defaults of the table are Llama's (arXiv 2302.13971):
 
-    - `rope_mode`: pairs of elements that rotate together. `mrope`: files may have multi-dimensional positions.
-      `rotates`: False if there is no rotary embedding.
+    - `rope_mode`: pairs of elements that rotate together; `has_mrope`: files may have multi-dimensional positions;
+      `has_rope`: False if there is no rotary embedding.
     - `norm_eps`: key of the norms' epsilon; `norms`: the norms of a layer, of the kind of `_take_norm`.
     - `qk_norm`: norms of queries and keys; `output_gate`: activation of a gate of the attention output.
     - `scale_queries`: the queries are scaled instead of the query-key products.
-    - `feed_forward`: kind of the feed-forward networks and experts; `router`: of the experts, None if there are none.
-    - `recurrent`: layers may have no KV heads, no heads at all, or no feed-forward network.
+    - `feed_forward`: kind of the feed-forward networks and experts; `router`: that of the experts, if there are any.
+    - `is_recurrent`: layers may have no KV heads, no heads at all, or no feed-forward network.
     """
 
     rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
-    mrope: ClassVar[bool] = False
-    rotates: bool = True
+    has_mrope: ClassVar[bool] = False
+    has_rope: bool = True
     norm_eps: str = "attention.layer_norm_rms_epsilon"
     norms: ClassVar[NormNames] = PRE_NORMS
     qk_norm: ClassVar[QkNorm] = QkNorm.NONE
     output_gate: ClassVar[UnaryOp | None] = None
     scale_queries: ClassVar[bool] = False
-    feed_forward: ClassVar[FeedForwardKind] = SWIGLU
+    feed_forward: FeedForwardKind = SWIGLU
     router: ClassVar[RouterKind | None] = None
-    recurrent: ClassVar[bool] = False
+    is_recurrent: ClassVar[bool] = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        rope_mode = mrope_text_mode(keys, self.rope_mode) if self.mrope else self.rope_mode
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=rope_mode, norm_eps=self.norm_eps, recurrent=self.recurrent)
+        rope_mode = mrope_text_mode(keys, self.rope_mode) if self.has_mrope else self.rope_mode
+        hp = read_hparams(
+            keys, n_vocab=n_vocab, rope_mode=rope_mode, norm_eps=self.norm_eps, recurrent=self.is_recurrent
+        )
         return hp if self.router is None else replace(hp, experts=self.router.read(keys, hp.n_ff[0]))
 
     def _take_weights(self, weights: Weights) -> None:
@@ -145,7 +147,7 @@ class Decoder(Model):
 
     def _layer_rope(self, layer: int) -> Rope | None:
         """Return the rotary embedding of a layer; None if it has none."""
-        return self.hparams.rope_of(layer) if self.rotates else None
+        return self.hparams.rope_of(layer) if self.has_rope else None
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         """Take a layer's feed-forward network or mixture of experts. Raises InvalidModel."""
@@ -175,13 +177,15 @@ class Decoder(Model):
 
 
 class LayerNormDecoder(Decoder):
-    """Decoder with layer norms, `norm_bias`: with biases, without, or (None) as the file has them."""
+    """Decoder with layer norms, `has_norm_bias`: with biases, without, or (None) as the file has them."""
 
     norm_eps = "attention.layer_norm_epsilon"
-    norm_bias: ClassVar[bool | None] = True
+    has_norm_bias: ClassVar[bool | None] = True
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        return LayerNorm.take(w, name, n, biased=w.has(f"{name}.bias") if self.norm_bias is None else self.norm_bias)
+        return LayerNorm.take(
+            w, name, n, biased=w.has(f"{name}.bias") if self.has_norm_bias is None else self.has_norm_bias
+        )
 
 
 class ParallelDecoder(Decoder):

@@ -81,11 +81,11 @@ class PostNormLayer(NamedTuple):
 class PostNormEncoder(Encoder):
     """Post-norm encoder as in the original transformer (arXiv 1706.03762), with a norm of the embeddings.
 
-    Token-type embeddings and learned positions are added if the file has them. `rotates`: attention has rotary
+    Token-type embeddings and learned positions are added if the file has them. `has_rope`: attention has rotary
     positions; `feed_forward`: kind of the networks.
     """
 
-    rotates: ClassVar[bool] = False
+    has_rope: ClassVar[bool] = False
     feed_forward: ClassVar[FeedForwardKind] = GELU
     _positions: Tensor | None = None
 
@@ -117,7 +117,7 @@ class PostNormEncoder(Encoder):
         """Take a layer's attention. Raises InvalidModel."""
         hp = self.hparams
         matrices = AttentionMatrices.take(w, hp, layer)
-        return Attention(matrices=matrices, scale=hp.attention_scale, rope=hp.rope if self.rotates else None)
+        return Attention(matrices=matrices, scale=hp.attention_scale, rope=hp.rope if self.has_rope else None)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         """Take a layer's feed-forward network. Raises InvalidModel."""

@@ -317,13 +317,13 @@ class Pass:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        behind: Tensor,
+        extra: Tensor,
         scale: float,
         choose: Callable[[Tensor, Tensor, int], Sequence[Tensor]],
     ) -> Tensor | None:
         """Attend as in `attend`, with a mask per KV head.
 
-        `behind` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
+        `extra` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
         one for all heads, given those extra elements [n, rows], the mask, and the number of the memory's part.
         """
         graph, layer_cache = self.graph, self._memory[layer]
@@ -333,7 +333,7 @@ class Pass:
             graph.expand(q)
         (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
         k_cache, v_cache = layer_cache.tensors
-        row = concat(reshape(k, dim_k * n_head_kv, n_tokens), behind, 0)
+        row = concat(reshape(k, dim_k * n_head_kv, n_tokens), extra, 0)
         graph.expand(set_rows(k_cache, row, self.cells(layer_cache)))
         graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(layer_cache)))
         if only_cache:
@@ -341,7 +341,7 @@ class Pass:
         n_kv, size = self._n_rows_read(layer_cache), k_cache.nb[1] * dim_k // k_cache.ne[0]
         keys = view_4d(k_cache, dim_k, n_head_kv, n_kv, 1, size, k_cache.nb[1], k_cache.nb[2])
         values = _heads(v_cache, dim_v, n_head_kv, n_kv)
-        rest = view_2d(k_cache, behind.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
+        rest = view_2d(k_cache, extra.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
         masks = choose(rest, self.mask(layer_cache), layer_cache.number)
         if len(masks) == 1:
             return self._attention(layer, layer_cache, q, keys, values, scale, mask=masks[0])
@@ -368,9 +368,7 @@ class Pass:
             self.graph.expand(set_rows(cache, view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2]), cells))
         return caches
 
-    def attend_shared(
-        self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
-    ) -> Tensor | None:
+    def attend_shared(self, layer: int, q: Tensor, n_head_kv: int, scale: float) -> Tensor | None:
         """Attend to the keys and values of an earlier layer, with `n_head_kv` heads; see `attend`."""
         layer_cache = self._memory[layer]
         if self.is_cache_only(layer):
@@ -379,7 +377,7 @@ class Pass:
         self.graph.expand(q)
         n_kv = self._n_rows_read(layer_cache)
         keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in layer_cache.tensors[:2])
-        return self._attention(layer, layer_cache, q, keys, values, scale, softcap)
+        return self._attention(layer, layer_cache, q, keys, values, scale)
 
     def attend_latent(
         self,
@@ -413,8 +411,8 @@ class Pass:
         keys, values = _heads(cache, n, 1, n_kv), _heads(cache, n_v, 1, n_kv)
         mask = None
         if choose is not None:
-            behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
-            mask = choose(behind, self.mask(layer_cache))
+            extra = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
+            mask = choose(extra, self.mask(layer_cache))
         return self._attention(layer, layer_cache, q, keys, values, scale, sinks=sinks, mask=mask)
 
     def _attention(

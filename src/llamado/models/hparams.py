@@ -450,7 +450,6 @@ def read_hparams(
     *,
     n_vocab: int,
     rope_mode: RopeMode,
-    embedding_scale: float = 1.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
     read_yarn_betas: bool = False,
     recurrent: bool = False,
@@ -516,7 +515,6 @@ def read_hparams(
         norm_eps=keys.float_(norm_eps),
         rope=rope,
         attention_scale=inverse_sqrt(head_dim_k) if head_dim_k else 0.0,
-        embedding_scale=embedding_scale,
         causal=keys.bool_("attention.causal", True),
         pooling=read_pooling(keys),
     )

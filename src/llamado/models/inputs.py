@@ -248,7 +248,7 @@ class Mask(Input):
         return whole
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input. If a row only gains one visible cell, only that cell is written."""
+        """Update the mask; if a row only gains one visible cell, only that cell is written."""
         n_kv, n_tokens = self.ne
         cells, seen = memory.view(np.uint16), self._visible(batch)
         seen += [[] for _ in range(n_tokens - len(seen))]
@@ -284,12 +284,12 @@ class Mask(Input):
             least = [max(origin, row - half) for origin, row in zip(origins, own, strict=True)]
         elif self._window:
             reach = self._window - 1
-            behind = (
+            reaches = (
                 [time % self._window for time in _time_positions(batch).tolist()]
                 if self._chunked
                 else [reach] * len(own)
             )
-            least = [max(origin, row - n) for origin, row, n in zip(origins, own, behind, strict=True)]
+            least = [max(origin, row - n) for origin, row, n in zip(origins, own, reaches, strict=True)]
             lasts = own
         else:
             least = origins

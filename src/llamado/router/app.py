@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -25,21 +26,20 @@ from llamado.http.answer import App, Receive, Scope, Send, handle_errors, json_r
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
-from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
-from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.monitoring.exposition import CONTENT_TYPE, merge
+from llamado.http.monitoring.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
 from llamado.http.routing import ANY, ApiRoute, ApiRouter
 from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
+from llamado.router.api.entries import download_entry, model_entry
+from llamado.router.api.live import PATH as LIVE_EVENTS
+from llamado.router.api.live import EventHub, ModelEvents, RouterSource, stream_events
+from llamado.router.api.ollama import OllamaApi
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
-from llamado.router.entries import download_entry, model_entry
-from llamado.router.events import EventHub, stream_events
 from llamado.router.fleet import LOADED, Fleet, FleetLimits, Instance
-from llamado.router.live import PATH as LIVE_EVENTS
-from llamado.router.live import ModelEvents, RouterSource
-from llamado.router.ollama import OllamaApi
 from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import ProxiedRequest
 from llamado.server.errors import translate
@@ -65,34 +65,37 @@ _DONE = b'{"success":true}'
 NeedOf = Callable[[RoutedModel], int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Options of a router beyond those of any server."""
+
+    limits: FleetLimits
+    autoload: bool = True
+    """Load models on request."""
+    peers: tuple[Peer, ...] = ()
+    reread: Callable[[], Catalog] | None = None
+    """Reads the catalog again."""
+    need_of: NeedOf = lambda model: 0
+    """Returns the bytes of memory a model needs, 0 if unknown."""
+
+
 class Router:
-    """The router's ASGI application. `reread` reads the catalog again."""
+    """The router's ASGI application."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        settings: Settings,
-        *,
-        limits: FleetLimits,
-        autoload: bool = True,
-        reread: Callable[[], Catalog] | None = None,
-        tools: ToolsApi | None = None,
-        peers: Iterable[Peer] = (),
-        need_of: NeedOf = lambda model: 0,
+        self, catalog: Catalog, settings: Settings, options: RouterOptions, tools: ToolsApi | None = None
     ) -> None:
         self._tools = tools or ToolsApi()
         self._settings = settings
-        self._limits = limits
-        self._autoload = autoload
-        self._reread = reread
+        self._options = options
         self._stale = False
         # Clients with one of the router's keys need none of the model servers'.
         self._forward_keys = not settings.access.api_keys
         self._events = EventHub()
         self._streams = OpenStreams()
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalog, limits, self._events.notify, need_of)
-        self.peers = Peers(tuple(peers))
+        self.fleet = Fleet(catalog, options.limits, self._events.notify, options.need_of)
+        self.peers = Peers(options.peers)
         self.log_tail = LogTail()
         self.traffic = Traffic()
         self._downloads = Downloads(self._events.notify, self._mark_stale)
@@ -139,7 +142,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(
-            self.routes, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
+            self.routes.app, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
         )
 
     def end_streams(self) -> None:
@@ -162,12 +165,12 @@ class Router:
     def _loads(self, request: Request) -> bool:
         """Return True if this request may load its model."""
         value = _query(request).get("autoload")
-        return value in ("true", "1") if value else self._autoload
+        return value in ("true", "1") if value else self._options.autoload
 
     def _proxy(self, request: Request, instance: Instance, fields: dict[str, Any], body: bytes) -> App:
         """Return the response of a model to a request with this body."""
         body = _rewrite_body(instance, fields, body)
-        return ProxiedRequest(self.fleet, instance, body, keys=self._forward_keys, autoload=self._loads(request))
+        return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=self._loads(request))
 
     async def _forward_body(self, request: Request) -> App:
         """Proxy a request to the model that its body names."""
@@ -177,7 +180,10 @@ class Router:
         peer = None if self.fleet.find(name) else self.peers.find(name)
         if peer is not None:
             return self.peers.proxy(peer, fields, body)
-        return self._proxy(request, self._instance(name, self._loads(request)), fields, body)
+        autoload = self._loads(request)
+        instance = self._instance(name, autoload)
+        body = _rewrite_body(instance, fields, body)
+        return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=autoload)
 
     async def _forward_query(self, request: Request) -> App:
         """Proxy a GET to the model that its query names. Such requests do not keep a model loaded."""
@@ -188,7 +194,7 @@ class Router:
             return await self._metrics()
         autoload = self._loads(request)
         instance = self._instance(name, autoload)
-        return ProxiedRequest(self.fleet, instance, b"", keys=self._forward_keys, count=False, autoload=autoload)
+        return ProxiedRequest(self.fleet, instance, b"", forward_key=self._forward_keys, count=False, autoload=autoload)
 
     async def _upstream(self, request: Request) -> App:
         """Serve llama-swap's `/upstream/MODEL/PATH`: proxy any request to the model's process."""
@@ -209,8 +215,9 @@ class Router:
                 status = 301 if scope["method"] == "GET" else 308
                 location = self._settings.switches.api_prefix + target.decode("latin-1")
                 return Response(b"", status, {"location": location})
-            path = b"/" + b"/".join(segments[i + 1 :])
-            return ProxiedRequest(self.fleet, instance, await _read(request), keys=self._forward_keys, path=path)
+            body = await _read(request)
+            scope["raw_path"] = b"/" + b"/".join(segments[i + 1 :])
+            return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys)
         raise invalid("model id required in path")
 
     # Status
@@ -224,12 +231,12 @@ class Router:
     def _props(self) -> dict[str, Any]:
         return {
             "role": "router",
-            "max_instances": self._limits.models_max,
+            "max_instances": self._options.limits.models_max,
             "models_memory": {
-                "limit": self._limits.memory,
+                "limit": self._options.limits.memory,
                 "used": sum(one.need or 0 for one in self.fleet.instances.values() if one.running),
             },
-            "models_autoload": self._autoload,
+            "models_autoload": self._options.autoload,
             "model_alias": "llamado",
             "model_path": "none",
             "default_generation_settings": {"params": None, "n_ctx": 0},
@@ -252,7 +259,7 @@ class Router:
         )
         texts: list[tuple[dict[str, str], str]] = []
         if self._settings.switches.metrics:
-            from llamado.router.metrics import router_metrics
+            from llamado.router.api.metrics import router_metrics
 
             texts.append(({}, router_metrics(self.traffic)))
         for (name, _), found in zip(loaded, answers, strict=True):
@@ -309,9 +316,9 @@ class Router:
 
     async def _refresh(self) -> None:
         self._stale = False
-        if self._reread is not None:
+        if self._options.reread is not None:
             # The folder may be on a slow disk.
-            self.fleet.replace(await asyncio.to_thread(self._reread))
+            self.fleet.replace(await asyncio.to_thread(self._options.reread))
 
     async def _list_models(self, request: Request) -> App:
         return json_response(orjson.dumps({"data": await self._entries(request), "object": "list"}))
@@ -438,7 +445,7 @@ class Router:
 
     async def _live(self, request: Request) -> App:
         if name := request.query_params.get("model"):
-            return ModelEvents(self._instance(name, autoload=False), keys=self._forward_keys)
+            return ModelEvents(self._instance(name, autoload=False), forward_key=self._forward_keys)
         source = RouterSource(self.fleet, self.log_tail)
         messages = polled(source.read, lambda: self._streams.closed)
         return LiveStream(messages, lambda: self._streams.closed)

@@ -77,11 +77,11 @@ class Rewrite:
     def __bool__(self) -> bool:
         return bool(self.model or self.strip or self.set or self.set_by_name)
 
-    def apply(self, body: dict[str, Any], asked: str) -> None:
-        """Change the body of a request that named the model `asked`."""
+    def apply(self, body: dict[str, Any], requested: str) -> None:
+        """Change the body of a request that named the model `requested`."""
         for key in self.strip:
             body.pop(key, None)
-        for values in (self.set, self.set_by_name.get(asked, {})):
+        for values in (self.set, self.set_by_name.get(requested, {})):
             body.update({key: value for key, value in values.items() if key != "model"})
         if self.model:
             body["model"] = self.model
@@ -171,8 +171,8 @@ def _entries(flags: ParsedFlags) -> list[_Entry]:
     for name, path in local.items():
         entries[name] = _Entry(name=name, source="models_dir", options={"model": (str(path),)})
     for name, (options, extra) in sections.items():
-        known = entries.get(name)
-        entry = _Entry(name=name, source="preset", options=({} if known is None else known.options) | options)
+        base = entries.get(name)
+        entry = _Entry(name=name, source="preset", options=({} if base is None else base.options) | options)
         entry.extra = extra
         if not presets.WHICH & set(entry.options):
             if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name, re.ASCII):
@@ -200,9 +200,9 @@ def _hide_duplicates(entries: dict[str, _Entry], cached: Mapping[str, Options]) 
     for entry in entries.values():
         if entry.source == "preset" and presets.is_enabled("dedup-cache-models", entry.extra):
             for name in entry.options.get("hf_repo", ()):
-                known = presets.canonical(name) if ":" in name else name
+                full = presets.canonical(name) if ":" in name else name
                 used |= {
-                    other for other in cached if other == known or (":" not in known and other.startswith(f"{known}:"))
+                    other for other in cached if other == full or (":" not in full and other.startswith(f"{full}:"))
                 }
     for name in used:
         if entries[name].source == "cache":

@@ -69,7 +69,7 @@ class Child:
 
     @property
     def stopping(self) -> bool:
-        """True if the process has been told to stop."""
+        """True once the process is being stopped."""
         return self._stopping
 
     def start(self) -> None:

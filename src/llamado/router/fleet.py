@@ -77,7 +77,7 @@ class Instance:
     status: str = UNLOADED
     asleep: bool = False
     """True if the process runs but has unloaded the model until the next request."""
-    wanted: bool = False
+    load_requested: bool = False
     """True if the model is to be loaded without a waiting request."""
     child: Child | None = None
     stopping: bool = False
@@ -220,7 +220,7 @@ class Fleet:
                 waiter.result().release()  # granted at the moment the wait was cancelled
             elif waiter in instance.waiters:
                 instance.waiters.remove(waiter)
-            if not instance.waiters and not instance.wanted and instance in self._queue:
+            if not instance.waiters and not instance.load_requested and instance in self._queue:
                 self._queue.remove(instance)
             self._schedule()
             if isinstance(error, TimeoutError):
@@ -250,7 +250,7 @@ class Fleet:
             waiter = instance.waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(error)
-        instance.wanted = False
+        instance.load_requested = False
         if instance in self._queue:
             self._queue.remove(instance)
 
@@ -401,7 +401,7 @@ class Fleet:
     def _start(self, instance: Instance) -> None:
         self._number += 1
         instance.status = LOADING
-        instance.wanted = instance.failed = False
+        instance.load_requested = instance.failed = False
         instance.exit_code = 0
         instance.reason = ""
         instance.progress = None
@@ -544,7 +544,7 @@ class Fleet:
             return
         instance.restarts += 1
         # It had a place, so it goes first. It is restarted even without waiting requests.
-        instance.wanted = True
+        instance.load_requested = True
         if instance not in self._queue:
             self._queue.insert(0, instance)
         self._schedule()
@@ -568,14 +568,14 @@ class Fleet:
         """Load a model without a request."""
         instance.retry_at = 0.0
         if not instance.running or instance.stopping:
-            instance.wanted = True
+            instance.load_requested = True
             if instance not in self._queue:
                 self._queue.append(instance)
         self._schedule()
 
     def unload(self, instance: Instance, *, at_once: bool = False) -> None:
         """Stop a model. A loading one is killed; running requests get the time between SIGTERM and SIGKILL."""
-        instance.wanted = False
+        instance.load_requested = False
         if instance in self._queue and not instance.waiters:
             self._queue.remove(instance)
         loading = instance.status == LOADING

@@ -92,9 +92,9 @@ class Peers:
         """Return the response to a request for a peer's model. `fields`: the parsed body."""
         peer = found.peer
         if peer.rewrite or fields.get("model") != found.model:
-            asked = str(fields.get("model"))
+            requested = str(fields.get("model"))
             fields["model"] = found.model
-            peer.rewrite.apply(fields, asked)
+            peer.rewrite.apply(fields, requested)
             body = orjson.dumps(fields)
         return PeerRequest(peer, self._pools[peer.name], body)
 
@@ -119,18 +119,20 @@ class PeerRequest:
         if passed >= MAX_HOPS:
             message = f"the request has passed {MAX_HOPS} routers: peers that name one another have no such model"
             raise ApiError("server_error", message, status=508)
-        more = [(HOPS, b"%d" % (passed + 1))]
+        extra_headers = [(HOPS, b"%d" % (passed + 1))]
         key = peer.key.encode()
         if key:
-            more.append((b"x-api-key", key))
-        exchange = Exchange(scope, receive, send, self._body, keys=False)
+            extra_headers.append((b"x-api-key", key))
+        exchange = Exchange(scope, receive, send, self._body, forward_key=False)
         self._body = b""  # the exchange releases it when the response starts
         async with exchange:
             try:
                 asking = asyncio.timeout(peer.timeout or None)
                 async with asking:
                     connection = await exchange.unless_disconnected(
-                        exchange.forward(self._pool, scope["raw_path"], scope["query_string"], key=key, more=more)
+                        exchange.forward(
+                            self._pool, scope["raw_path"], scope["query_string"], key=key, extra_headers=extra_headers
+                        )
                     )
                 if connection is not None:
                     await exchange.deliver(connection)

@@ -29,8 +29,8 @@ SENDS = 2
 class ProxiedRequest:
     """A response that proxies its request to a model. Raises ApiError if the model's response has not started.
 
-    `keys`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model if
-    necessary. `path`: the path at the model's server, by default the request's.
+    `forward_key`: forward the client's key. `count`: the request counts as use of the model. `autoload`: load the model
+    if necessary.
     """
 
     def __init__(
@@ -39,26 +39,23 @@ class ProxiedRequest:
         instance: Instance,
         body: bytes,
         *,
-        keys: bool,
+        forward_key: bool,
         count: bool = True,
         autoload: bool = True,
-        path: bytes | None = None,
     ) -> None:
         self._fleet = fleet
         self._instance = instance
         self._body = body
-        self._keys = keys
+        self._forward_key = forward_key
         self._count = count
         self._autoload = autoload
-        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._body, keys=self._keys)
+        exchange = Exchange(scope, receive, send, self._body, forward_key=self._forward_key)
         self._body = b""  # the exchange releases it when the response starts
-        path = scope["raw_path"] if self._path is None else self._path
         async with exchange:
             try:
-                await self._run(exchange, path, scope["query_string"])
+                await self._run(exchange, scope["raw_path"], scope["query_string"])
             except UpstreamLost as error:
                 if not exchange.disconnected:
                     await exchange.fail(error, "the model's process")

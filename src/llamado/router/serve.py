@@ -9,14 +9,14 @@ from types import FrameType
 
 from llamado.devices.limits import memory
 from llamado.flags import ParsedFlags, memory_size
-from llamado.http.access import HEALTH, Access, busy_app
+from llamado.http.access import HEALTH, Access, AccessPaths, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.router import catalog as catalogs
-from llamado.router.app import CHANGING, NeedOf, Router
+from llamado.router.app import CHANGING, NeedOf, Router, RouterOptions
 from llamado.router.catalog import Catalog, CatalogError, RoutedModel
 from llamado.router.fleet import FleetLimits
 from llamado.router.refusals import RefusalLog
@@ -93,18 +93,20 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
     application: list[RequestCounter] = []
-    limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
+    options = RouterOptions(
+        limits=FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue),
+        autoload=flags.models_autoload,
+        peers=config.peers if config else (),
+        reread=lambda: _catalog(flags),
+        need_of=need_of,
+    )
 
     def make() -> RequestCounter:
         router = server.router = Router(
             catalog,
             settings,
-            limits=limits,
-            autoload=flags.models_autoload,
-            reread=lambda: _catalog(flags),
-            tools=tools,
-            peers=config.peers if config else (),
-            need_of=need_of,
+            options,
+            tools,
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -112,7 +114,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
+        access = server.access = Access(router, settings.access, prefix, AccessPaths(public=public, changing=CHANGING))
         application.append(RequestCounter(RefusalLog(access), router.traffic, router.routes.endpoint, prefix))
         return application[0]
 
@@ -124,7 +126,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
         settings.switches.api_prefix,
         lambda *refused: application[0].refused(*refused),
     )
-    options = configure(
+    uvicorn_config = configure(
         make,
         connections,
         refuse,
@@ -132,7 +134,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
         certificate=settings.ssl_cert,
         proxied=False,  # X-Forwarded-For is forwarded unchanged
     )
-    server = RouterServer(options)
+    server = RouterServer(uvicorn_config)
     server.tools = tools
     _log_models(list(catalog.models.values()))
     for peer in config.peers if config else ():

@@ -1,1 +1,1 @@
-"""ggml's RPC: the wire, a remote device, a worker, a tap."""
+"""ggml's RPC: the wire codec, a remote device, a worker and a tap."""

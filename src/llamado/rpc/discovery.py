@@ -1,4 +1,4 @@
-"""Workers that tell the network of themselves, and servers that listen (mDNS, DNS-SD)."""
+"""Discovery of workers on the local network with mDNS (DNS-SD): workers announce themselves, servers browse."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ log.addFilter(LineLimit())
 
 SERVICE = "_llamado-rpc._tcp.local."
 _LEAVE_SECONDS = 600.0
-"""How long a worker that leaves waits for servers to let it go."""
-
-
+"""Most seconds that a leaving worker waits for servers to move its layers."""
 _MOST_WORKERS = 64
-"""Names that are asked about or belong here at a time; anything in the network can announce thousands."""
-_MOST_SHARE = 1e15  # as MAX_SHARE of devices/split/placement.py
+"""Workers tracked at a time: any host on the network can announce thousands."""
+_MOST_SHARE = 1e15
+"""As MAX_SHARE of devices/split/placement.py."""
 
 
 class DiscoveryError(LlamadoError):
-    """The network cannot be told, or listened to."""
+    """The announcement failed, or the network cannot be browsed."""
 
 
 class Announcement:
-    """A worker that the network knows of until `end`. `interfaces`: addresses of those it is told on; none: all."""
+    """A worker's announcement, until `end`. `interfaces`: addresses to announce on, all if empty."""
 
     def __init__(self, endpoint: Endpoint, share: float = 1.0, interfaces: Sequence[str] = ()) -> None:
         """Raises DiscoveryError."""
@@ -60,21 +59,22 @@ class Announcement:
             self._zeroconf.register_service(self._info, allow_name_change=True)
         except Exception as error:
             self._zeroconf.close()
-            raise DiscoveryError(f"--announce: the network cannot be told of this worker: {error}") from None
+            raise DiscoveryError(f"--announce: cannot announce this worker: {error}") from None
 
-    def end(self, let_go: Callable[[], bool]) -> None:
-        """Says that the worker leaves, and waits until `let_go` or for ten minutes."""
+    def end(self, is_released: Callable[[], bool]) -> None:
+        """Withdraw the announcement and wait until `is_released` returns True, or for ten minutes."""
         self._zeroconf.unregister_service(self._info)
         until = time.monotonic() + _LEAVE_SECONDS
-        while not let_go() and time.monotonic() < until:
+        while not is_released() and time.monotonic() < until:
             time.sleep(0.1)
         self._zeroconf.close()
 
 
 class Discovery:
-    """Tells `found` (endpoint, share) and `gone` (endpoint) of workers, each on one thread of its own, in order.
+    """Calls `found` (endpoint, share) and `gone` (endpoint) for workers that appear and leave.
 
-    `found` returns True if the worker was accepted; a rejected one is dropped.
+    The calls about one worker are in order, each on its own thread. `found` returns True if the worker was accepted; a
+    rejected one is dropped.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Discovery:
 
         self._found, self._gone = found, gone
         self._known: dict[str, str] = {}
-        """Endpoints by name of a service; "" while one is asked about."""
+        """Endpoints by service name, "" while one is resolved."""
         self._lock = threading.Lock()
         self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._changed])
 
@@ -105,11 +105,11 @@ class Discovery:
                 return
             else:
                 self._known.setdefault(name, "")
-        # Asking for the rest takes a while, and what is told takes longer: not on the thread that listens.
-        work = self._leave if leaves else self._ask
+        # Resolving takes a while and the callback longer: not on the thread that listens.
+        work = self._leave if leaves else self._resolve
         threading.Thread(target=work, args=(name,), name="llamado-discovered", daemon=True).start()
 
-    def _ask(self, name: str) -> None:
+    def _resolve(self, name: str) -> None:
         taken = False
         try:
             info = self._zeroconf.get_service_info(SERVICE, name, timeout=5000)
@@ -128,13 +128,13 @@ class Discovery:
             self._gone(endpoint)
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stop browsing."""
         self._browser.cancel()
         self._zeroconf.close()
 
 
 def read_share(text: str | None) -> float:
-    """Return the share that a worker announces; 1 in place of text that is no proportion."""
+    """Return the share that a worker announces, 1 for text that is no proportion."""
     try:
         share = float(text or 1.0)
     except ValueError:
@@ -152,11 +152,11 @@ def _open(interfaces: Sequence[str]) -> Zeroconf:
     try:
         return Zeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)
     except OSError as error:
-        raise DiscoveryError(f"this network cannot be listened to: {error.strerror or error}") from None
+        raise DiscoveryError(f"cannot browse this network: {error.strerror or error}") from None
 
 
 def _addresses(host: str, interfaces: Sequence[str]) -> list[str]:
-    """The addresses by which a worker is reached."""
+    """Return the addresses that reach a worker."""
     try:
         if not ipaddress.ip_address(host).is_unspecified:
             return [host]

@@ -1,4 +1,4 @@
-"""Where a worker is: host, port, TLS or not; and the TLS contexts of both ends."""
+"""Worker addresses (host, port, TLS) and the TLS contexts of both ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPELLING = re.compile(
 
 
 class EndpointError(LlamadoError):
-    """An address that is no `host:port`, or certificates that cannot be used."""
+    """An invalid worker address, or certificates that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
-        """From `host`, `host:port`, `[v6]:port`, any of them after `tls://` or `tcp://`. Raises EndpointError.
+        """Parse `host`, `host:port` or `[v6]:port`, with or without `tls://` or `tcp://`. Raises EndpointError.
 
         >>> str(Endpoint.parse("tls://[::1]:50053"))
         'tls://[::1]:50053'
@@ -58,7 +58,7 @@ class Endpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """What socket functions take."""
+        """Host and port, as socket functions take them."""
         return self.host, self.port
 
     def __str__(self) -> str:
@@ -75,12 +75,12 @@ def _is_name(host: str) -> bool:
 
 
 def server_tls(cert: str, key: str, client_ca: str | None = None) -> ssl.SSLContext:
-    """TLS for a worker; with `client_ca` only clients with a certificate of that authority get in.
+    """Return the TLS context of a worker. With `client_ca`, clients need a certificate of that authority.
 
     Raises EndpointError for files that cannot be used.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    _own(context, cert, key, "--tls-cert", "--tls-key")
+    _load_certificate(context, cert, key, "--tls-cert", "--tls-key")
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
         _trust(context, client_ca, "--tls-client-ca")
@@ -88,7 +88,7 @@ def server_tls(cert: str, key: str, client_ca: str | None = None) -> ssl.SSLCont
 
 
 def client_tls(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
-    """TLS for a client: trusts the authorities in `ca` (default: the system's), shows `cert` where asked.
+    """Return the TLS context of a client: authorities of `ca` (default: the system's), `cert` on request.
 
     The worker's certificate must be for the name or the address by which it is reached. Raises EndpointError.
     """
@@ -100,19 +100,19 @@ def client_tls(ca: str | None = None, cert: str | None = None, key: str | None =
     if cert or key:
         if not (cert and key):
             raise EndpointError("--rpc-cert and --rpc-key go together: a certificate is of no use without its key")
-        _own(context, cert, key, "--rpc-cert", "--rpc-key")
+        _load_certificate(context, cert, key, "--rpc-cert", "--rpc-key")
     return context
 
 
 def _context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Nobody re-negotiates here, and compressing secrets gives them away.
+    # Renegotiation is not used, and compression leaks secrets.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     return context
 
 
-def _own(context: ssl.SSLContext, cert: str, key: str, cert_flag: str, key_flag: str) -> None:
+def _load_certificate(context: ssl.SSLContext, cert: str, key: str, cert_flag: str, key_flag: str) -> None:
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ValueError) as error:
@@ -131,7 +131,7 @@ def _trust(context: ssl.SSLContext, ca: str, flag: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a file, in words that say what to do."""
+    """Return the fault of a certificate file in words a user can act on."""
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key is not that of the certificate"

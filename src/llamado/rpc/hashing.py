@@ -1,8 +1,8 @@
-"""FNV-1a, 64 bits: the name of a weight's bytes in RPC's cache of tensors, at machine speed.
+"""FNV-1a, 64 bits, in machine code: the hash that names a weight's bytes in RPC's tensor cache.
 
 Each byte is xored into the hash, which is then multiplied by a prime: a chain of one multiplication per byte that
-nothing can shorten, about 4 cycles. Several independent hashes fill each other's waiting, so many tensors at once cost
-a fraction of one after the other. The loop is machine code and runs without the GIL.
+nothing can shorten, about 4 cycles. Several independent hashes overlap their latencies, so many tensors at once cost a
+fraction of one after the other. The loop runs without the GIL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 BASIS = 0xCBF29CE484222325
 PRIME = 0x100000001B3
 LANES = 4
-"""Hashes computed side by side: the latency of a multiplication in cycles; more were measured to gain nothing."""
+"""Hashes computed side by side: the latency of a multiplication in cycles. More gained nothing when measured."""
 _UNROLL = 8
 
 _lock = threading.Lock()
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 @kernel("hashes", "addresses", "n")
 def fnv1a_lanes(c: Code, a: SimpleNamespace, work: Work, lanes: int) -> None:
-    """Takes `n` bytes at each of `lanes` addresses into as many hashes, both arrays of i64."""
+    """Advance `lanes` hashes by `n` bytes at as many addresses; both are arrays of i64."""
     starts = [c.load(I64, a.addresses + 8 * i) for i in range(lanes)]
     hashes = [c.var(c.load(I64, a.hashes + 8 * i)) for i in range(lanes)]
 
@@ -67,7 +67,7 @@ def _function(lanes: int) -> Callable[[int, int, int, int, int], None]:
 
 
 def fnv1a(data: Bytes, start: int = BASIS) -> int:
-    """The hash of contiguous bytes; `start` is the hash of those that came before them.
+    """Return the hash of contiguous bytes. `start` is the hash of the bytes before them.
 
     >>> hex(fnv1a(np.frombuffer(b"llamado", np.uint8)))
     '0x605c111ecae63efb'
@@ -78,7 +78,7 @@ def fnv1a(data: Bytes, start: int = BASIS) -> int:
 
 
 def fnv1a_many(arrays: Sequence[Bytes]) -> list[int]:
-    """The hashes of several arrays of contiguous bytes, `LANES` of them at a time."""
+    """Return the hashes of several arrays of contiguous bytes, `LANES` of them at a time."""
     result = [BASIS] * len(arrays)
     waiting = sorted(range(len(arrays)), key=lambda i: arrays[i].nbytes)  # the longest first, popped from the end
     active: list[int] = []
@@ -99,7 +99,7 @@ def fnv1a_many(arrays: Sequence[Bytes]) -> list[int]:
 
 
 def _advance(hashes: NDArray[np.uint64], arrays: Sequence[Bytes], at: Sequence[int], n: int) -> None:
-    """Takes `n` bytes of each array from byte `at` on into its hash."""
+    """Advance each hash by `n` bytes of its array from byte `at` on."""
     if not n:
         return
     for array in arrays:

@@ -1,4 +1,4 @@
-"""Hashes of a model's weights, kept on disk: computed once per file, not once per start."""
+"""Hashes of a model's weights on disk: computed once per file, not once per start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FNV1A_DIGITS, SHA256_DIGITS = 16, 64
 
 
 class KnownHashes(MutableMapping[str, int]):
-    """Hashes of weights by tensor name, for the files of one model as they are now (path, inode, size, time of change).
+    """Hashes of weights by tensor name, for one state of a model's files (path, inode, size, times).
 
-    Several threads may use one. A file of hashes that cannot be read or written only costs computing them again.
+    Safe to use from several threads. If the file of hashes cannot be read or written, they are computed again.
     """
 
     def __init__(self, paths: Sequence[Path], folder: Path | None = None, digits: int = FNV1A_DIGITS) -> None:
-        """`paths`: the model's file, or all its shards; raises OSError if one is not there. `digits` of a hash."""
+        """`paths`: the model's file or all its shards. `digits`: hex digits of a hash. Raises OSError."""
         stamps = []
         for path in paths:
             status = path.stat()
@@ -30,12 +30,12 @@ class KnownHashes(MutableMapping[str, int]):
         self._path = (folder or cache_dir() / "hashes") / f"{name}.json"
         self._digits = digits
         self._changed = False
-        self._hashes = self._kept()
+        self._hashes = self._stored()
 
-    def _kept(self) -> dict[str, int]:
+    def _stored(self) -> dict[str, int]:
         try:
-            kept = json.loads(self._path.read_text())
-            return {str(tensor): int(value, 16) for tensor, value in kept.items()}
+            stored = json.loads(self._path.read_text())
+            return {str(tensor): int(value, 16) for tensor, value in stored.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 
@@ -57,11 +57,11 @@ class KnownHashes(MutableMapping[str, int]):
         return len(self._hashes)
 
     def save(self) -> None:
-        """Keeps what was added, whole or not at all, and what others of this machine added meanwhile."""
+        """Write added hashes to the file atomically, together with those that other processes added meanwhile."""
         if not self._changed:
             return
         self._changed = False
-        known = self._kept() | self._hashes.copy()
+        known = self._stored() | self._hashes.copy()
         text = json.dumps({name: f"{value:0{self._digits}x}" for name, value in known.items()})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A socket to a worker: TCP or TLS, opened with the options that RPC wants, read and written by two threads at once."""
+"""A socket to a worker, TCP or TLS: one thread sends while another receives."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llamado.rpc.endpoint import Endpoint
 Piece = bytes | memoryview
 
 _MOST_PIECES = 512
-"""Pieces given to one sendmsg(2), which takes 1,024 (IOV_MAX)."""
+"""Pieces per sendmsg(2), which takes 1,024 (IOV_MAX)."""
 _SECURE_CHUNK = 1 << 16
-"""Bytes encrypted at a time: a few TLS records of 16 KiB, so that reading gets its turn."""
+"""Bytes encrypted at a time: a few TLS records of 16 KiB, so that the receiving thread gets its turn."""
 
 
 class ConnectError(DeviceError):
-    """A worker cannot be reached: nobody listens there, it does not answer, or TLS was refused."""
+    """A worker cannot be reached: the port is closed, it does not respond, or TLS was refused."""
 
     in_logs = "RPC connection failed"
 
 
 def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> socket.socket:
-    """A connected socket that gives up after `timeout` seconds; raises ConnectError."""
+    """Return a connected socket with a timeout. Raises ConnectError."""
     try:
         sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
     except TimeoutError as error:
@@ -57,9 +57,9 @@ def _reason(error: Exception) -> str:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Small messages go out at once, and a silent line is asked after a second whether it is still there.
+    """Send small messages at once, and probe a silent connection after a second.
 
-    No TCP_USER_TIMEOUT: it would also end the connection to a worker that computes for long while its input is full.
+    No TCP_USER_TIMEOUT: it would also close the connection to a worker that computes for long while its input is full.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -69,7 +69,10 @@ def _set_options(sock: socket.socket) -> None:
 
 
 class LineState(NamedTuple):
-    """What the kernel knows of a connection: whether something it sent is overdue, seconds since it heard anything."""
+    """TCP state of a connection.
+
+    `overdue`: a probe or retransmission is not acknowledged. `silence`: seconds since the last acknowledgement.
+    """
 
     overdue: bool
     silence: float
@@ -80,17 +83,17 @@ _TCP_INFO = struct.Struct("=8B13I")
 
 
 class Transport:
-    """Bytes to and from a connected socket. One thread sends, another receives, any may shut it down."""
+    """A connected socket. One thread sends, another receives, any may shut it down."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._secure = sock if isinstance(sock, ssl.SSLSocket) else None
-        # OpenSSL's state is one for both directions: one thread in it at a time, none of them waiting inside.
+        # OpenSSL has one state for both directions: one thread uses it at a time, and none waits inside.
         self._turn = threading.Lock()
         sock.settimeout(None if self._secure is None else 0.0)
 
     def send(self, pieces: Sequence[Piece]) -> None:
-        """Sends everything; raises OSError."""
+        """Send all pieces. Raises OSError."""
         if self._secure is not None:
             data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             while data:
@@ -117,7 +120,7 @@ class Transport:
                 _wait(sock, select.POLLIN)
 
     def recv_into(self, target: memoryview) -> int:
-        """Waits for bytes and gives how many came, 0 at the end; raises OSError."""
+        """Wait for bytes and return their number, 0 at the end. Raises OSError."""
         sock = self._secure
         if sock is None:
             return self._sock.recv_into(target)
@@ -133,7 +136,7 @@ class Transport:
                 return 0
 
     def state(self) -> LineState | None:
-        """How the line is, where the system tells (Linux)."""
+        """Return the TCP state of the connection, None on systems other than Linux."""
         if sys.platform != "linux":
             return None
         try:
@@ -144,21 +147,21 @@ class Transport:
         return LineState(probes > 0 or (unacknowledged > 0 and retransmits > 0), info[20] / 1000)
 
     def finish(self) -> None:
-        """Ends sending: a thread that waits in `send` comes back, one in `recv_into` goes on."""
+        """Shut sending down. A waiting `send` returns, a waiting `recv_into` goes on."""
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
         except OSError:
             pass
 
     def shutdown(self) -> None:
-        """Ends both directions; a thread that waits in `send` or `recv_into` comes back."""
+        """Shut both directions down. A waiting `send` or `recv_into` returns."""
         try:
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS or not: the socket below
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # with TLS, too: the socket below
         except OSError:
             pass
 
     def close(self) -> None:
-        """Gives the descriptor back; only when no thread is inside."""
+        """Close the socket; only when no thread uses it."""
         self._sock.close()
 
 

@@ -18,12 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, PRIVILEGED, Access
+from llamado.http.access import HEALTH, PRIVILEGED, Access, AccessPaths
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
-from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
-from llamado.http.request_log import Record, current, request_id
+from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
+from llamado.http.monitoring.request_log import Record, current, request_id
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
@@ -88,7 +88,11 @@ class ServerApp:
         public = HEALTH | MEMBER_PATHS | frozenset(START_PATHS) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
         self.access = Access(
-            self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
+            self._awake,
+            state.access,
+            self._prefix,
+            AccessPaths(public=public, guarded=guarded),
+            unready=self._unready,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

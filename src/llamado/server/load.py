@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, Report, as_share
-from llamado.http.logs import EVERYTHING
+from llamado.http.monitoring.logs import EVERYTHING
 from llamado.server.model import AdapterInfo, Grammars, ModelInfo, ServedEmbeddings, ServedModel
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings

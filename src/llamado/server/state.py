@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llamado.http.access import AccessRules
-from llamado.http.metrics import Traffic, UsageReports
+from llamado.http.monitoring.metrics import Traffic, UsageReports
 from llamado.server.errors import loading
 from llamado.server.live.live import LiveHistory
 from llamado.server.model import ServedLab, ServedModel

@@ -16,11 +16,10 @@ from starlette.responses import Response
 
 from llamado.http.access import AccessRules
 from llamado.http.answer import error_response, json_response
-from llamado.http.disconnect import unless_disconnected
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.json_body import read_object
 from llamado.http.sockets import is_local
-from llamado.http.streams import PartStream
+from llamado.http.streams import PartStream, unless_disconnected
 from llamado.tools.errors import InvalidCall, ToolsError
 from llamado.tools.proxy import McpProxy
 from llamado.tools.settings import ToolSettings

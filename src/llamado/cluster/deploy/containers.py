@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, path_flags, yaml_text
 from llamado.cluster.deploy.nginx import nginx
 
 USER = 10001
@@ -63,68 +64,80 @@ CMD [{command}]
 
 def compose(deployment: Deployment) -> dict[str, str]:
     """Return a compose file. Clients of several servers connect to the gateway if there is one, otherwise to nginx."""
-    services: dict[str, Any] = {}
     workers = [f"worker-{i + 1}" for i in range(deployment.workers)]
-    for name in workers:
-        services[name] = _service(deployment, "worker", deployment.worker_command(host="0.0.0.0"), start="30s")
-    rpc = [f"{name}:{deployment.worker_port}" for name in workers]
     servers = ["server" if deployment.replicas == 1 else f"server-{i + 1}" for i in range(deployment.replicas)]
+    addresses = [f"{name}:{deployment.port}" for name in servers]
     front = "gateway" if deployment.gateway is not None else "server" if deployment.replicas == 1 else "nginx"
-    secure = front == "server"
-    more = _file_flags(deployment, "server", certificate=secure)
-    for name in servers:
-        services[name] = {
-            **_service(deployment, "server", deployment.serve_command(*more, rpc=rpc, host="0.0.0.0"), start="30m"),
-            **({"depends_on": {worker: {"condition": "service_healthy"} for worker in workers}} if workers else {}),
-            **_secrets(deployment, "server", certificate=secure),
-            "environment": deployment.allowed_hosts(name),
-        }
-        if deployment.mlock:
-            services[name]["ulimits"]["memlock"] = -1
-    ready = {name: {"condition": "service_healthy"} for name in servers}
+    services = {name: _worker(deployment) for name in workers}
+    services |= {name: _server(deployment, name, workers, certificate=front == "server") for name in servers}
+    for name in services:
+        services[name]["volumes"].append(f"cache-{name}:{CACHE}")
     files: dict[str, str] = {}
     inside = deployment.port
     if front == "gateway":
-        addresses = [f"{name}:{deployment.port}" for name in servers]
-        more = _file_flags(deployment, "gateway", certificate=True)
-        services["gateway"] = {
-            **_service(
-                deployment, "gateway", deployment.gateway_command(*more, servers=addresses, host="0.0.0.0"), start="1m"
-            ),
-            "depends_on": ready,
-            **_secrets(deployment, "gateway", certificate=True),
-            "environment": deployment.allowed_hosts("gateway"),
-        }
-        if not deployment.written_folders("gateway"):
-            services["gateway"].pop("volumes")
+        services[front] = {**_gateway(deployment, addresses), "depends_on": _healthy(servers)}
     elif front == "nginx":
-        files |= nginx(deployment, [f"{name}:{deployment.port}" for name in servers])
-        (configuration,) = files
+        files |= nginx(deployment, addresses)
+        services[front] = {**_nginx(deployment, *files), "depends_on": _healthy(servers)}
         inside = 443 if deployment.https else 80
-        services["nginx"] = {
-            "image": "nginx:stable-alpine",
-            "volumes": [f"./{configuration}:/etc/nginx/nginx.conf:ro"],
-            "depends_on": ready,
-            **({"secrets": ["ssl_key_file", "ssl_cert_file"]} if deployment.https else {}),
-            "restart": "unless-stopped",
-        }
-    services["server" if secure else front]["ports"] = [f"{_published(deployment)}{deployment.port}:{inside}"]
+    services[front]["ports"] = [f"{_published(deployment)}{deployment.port}:{inside}"]
     content: dict[str, Any] = {
         "name": deployment.name,
         "services": services,
         "volumes": {f"cache-{name}": {} for name in (*workers, *servers)},
     }
-    names = dict.fromkeys(name for service in services.values() for name in service.get("secrets", []))
-    if names:
+    about = ""
+    if names := dict.fromkeys(name for service in services.values() for name in service.get("secrets", [])):
         content["secrets"] = {name: {"file": _source(deployment, name)} for name in names}
-    for name in (*workers, *servers):
-        services[name]["volumes"].append(f"cache-{name}:{CACHE}")
+        about = f"# Files of secrets must be readable by user {USER}: chown {USER} FILE && chmod 400 FILE\n"
     for part in ("server", "gateway"):
         files |= environment_file(f"secrets/{part}.env", deployment.secrets(part))
-    about = (
-        f"# Files of secrets must be readable by user {USER}: chown {USER} FILE && chmod 400 FILE\n" if names else ""
-    )
     return {"compose.yaml": about + yaml_text(_escape(content)), **files}
+
+
+def _worker(deployment: Deployment) -> dict[str, Any]:
+    return _service(deployment, "worker", deployment.worker_command(host="0.0.0.0"), start="30s")
+
+
+def _server(deployment: Deployment, name: str, workers: Sequence[str], *, certificate: bool) -> dict[str, Any]:
+    flags = _file_flags(deployment, "server", certificate=certificate)
+    rpc = [f"{worker}:{deployment.worker_port}" for worker in workers]
+    service = {
+        **_service(deployment, "server", deployment.serve_command(*flags, rpc=rpc, host="0.0.0.0"), start="30m"),
+        **({"depends_on": _healthy(workers)} if workers else {}),
+        **_secrets(deployment, "server", certificate=certificate),
+        "environment": deployment.allowed_hosts(name),
+    }
+    if deployment.mlock:
+        service["ulimits"]["memlock"] = -1
+    return service
+
+
+def _gateway(deployment: Deployment, servers: Sequence[str]) -> dict[str, Any]:
+    flags = _file_flags(deployment, "gateway", certificate=True)
+    command = deployment.gateway_command(*flags, servers=servers, host="0.0.0.0")
+    service = {
+        **_service(deployment, "gateway", command, start="1m"),
+        **_secrets(deployment, "gateway", certificate=True),
+        "environment": deployment.allowed_hosts("gateway"),
+    }
+    if not service["volumes"]:
+        del service["volumes"]
+    return service
+
+
+def _nginx(deployment: Deployment, configuration: str) -> dict[str, Any]:
+    return {
+        "image": "nginx:stable-alpine",
+        "volumes": [f"./{configuration}:/etc/nginx/nginx.conf:ro"],
+        **({"secrets": ["ssl_key_file", "ssl_cert_file"]} if deployment.https else {}),
+        "restart": "unless-stopped",
+    }
+
+
+def _healthy(names: Sequence[str]) -> dict[str, Any]:
+    """Return `depends_on` of these services: wait until they are healthy."""
+    return {name: {"condition": "service_healthy"} for name in names}
 
 
 def _published(deployment: Deployment) -> str:
@@ -143,9 +156,8 @@ def _source(deployment: Deployment, name: str) -> str:
 
 def _file_flags(deployment: Deployment, part: str, *, certificate: bool) -> list[str]:
     """Return the flags of a part with the paths of its secret files."""
-    command = "serve" if part == "server" else part
     names = deployment.files(part, certificate=certificate)
-    return [word for key, name in names.items() for word in (flag_name(command, key), f"{SECRETS}/{name}")]
+    return path_flags(part, {key: f"{SECRETS}/{name}" for key, name in names.items()})
 
 
 def _secrets(deployment: Deployment, part: str, *, certificate: bool) -> dict[str, Any]:
@@ -182,8 +194,7 @@ def _service(deployment: Deployment, part: str, command: list[str], *, start: st
         },
     }
     limits: dict[str, str] = {}
-    memory = {"server": deployment.memory, "worker": deployment.worker_memory or deployment.memory}.get(part)
-    if memory is not None:  # a gateway holds no model
+    if memory := deployment.memory_limit(part):
         limits["memory"] = memory
     if deployment.cpus is not None and part != "gateway":
         limits["cpus"] = f"{deployment.cpus:g}"

@@ -287,6 +287,10 @@ class Deployment:
         """Port of the first server if all share one address. A gateway has `port`, and servers the ports after it."""
         return self.port + (self.gateway is not None)
 
+    def memory_limit(self, part: str) -> str | None:
+        """Return the memory limit of a part; None without one. A gateway holds no model and has none."""
+        return {"server": self.memory, "worker": self.worker_memory or self.memory}.get(part)
+
     @property
     def mlock(self) -> bool:
         """True if weights are locked in RAM."""
@@ -331,6 +335,12 @@ def _quoted(value: str) -> str:
 def flag_name(command: str, key: str) -> str:
     """Return the longest spelling of a command's flag. Raises KeyError for an unknown key."""
     return max(_flag(command, key).names, key=len)
+
+
+def path_flags(part: str, paths: Mapping[str, str]) -> list[str]:
+    """Return the flags of a part with these paths, which are given by the flags' keys."""
+    command = "serve" if part == "server" else part
+    return [word for key, path in paths.items() for word in (flag_name(command, key), path)]
 
 
 def variable(command: str, key: str) -> str:

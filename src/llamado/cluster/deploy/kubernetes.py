@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamado.cluster.deploy.containers import CACHE, MODELS, PROBE, USER
-from llamado.cluster.deploy.deployment import Deployment, SecretText, flag_name, read_secret, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, SecretText, flag_name, path_flags, read_secret, yaml_text
 
 LIVE, READY = "/livez", "/readyz"
 CACHE_SIZE = "50Gi"
@@ -128,17 +128,15 @@ def _secret_files(deployment: Deployment, part: str) -> list[str]:
 
 def _file_flags(deployment: Deployment, part: str) -> list[str]:
     """Return the flags of a part with the paths of its secret files."""
-    command = "serve" if part == "server" else part
     names = deployment.files(part, certificate=part == deployment.front)
     places = {key: f"{_TLS}/{_IN_TLS[key]}" if key in _IN_TLS else f"{_FILES}/{name}" for key, name in names.items()}
-    return [word for key, path in places.items() for word in (flag_name(command, key), path)]
+    return path_flags(part, places)
 
 
 def resources(deployment: Deployment, part: str) -> Manifest:
     """Return memory and CPUs of a container; {} without limits."""
     sizes: dict[str, str] = {}
-    memory = deployment.worker_memory or deployment.memory if part == "worker" else deployment.memory
-    if memory is not None:
+    if memory := deployment.memory_limit(part):
         sizes["memory"] = memory + ("i" if memory[-1] in "KMGT" else "")
     if deployment.cpus is not None:
         sizes["cpu"] = f"{deployment.cpus:g}"

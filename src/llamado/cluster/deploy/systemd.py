@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name
+from llamado.cluster.deploy.deployment import Deployment, environment_file, flag_name, path_flags
 
 Entries = dict[str, str | list[str]]
 """Entries of a section. A list stands for several lines with the same key."""
@@ -81,8 +81,7 @@ def _sources(deployment: Deployment, part: str) -> dict[str, str]:
 
 def _file_flags(deployment: Deployment, part: str) -> list[str]:
     """Return the flags of a part with its secret files, which systemd reads as root and passes to this part only."""
-    command = "serve" if part == "server" else part
-    return [word for key in _sources(deployment, part) for word in (flag_name(command, key), f"{_CREDENTIALS}/{key}")]
+    return path_flags(part, {key: f"{_CREDENTIALS}/{key}" for key in _sources(deployment, part)})
 
 
 def _gateway(deployment: Deployment, servers: list[str]) -> str:
@@ -148,8 +147,7 @@ def _service(deployment: Deployment, part: str, command: list[str]) -> Entries:
         service["LoadCredential"] = [f"{key}:{path.replace('%', '%%')}" for key, path in sources.items()]
     if folders := deployment.written_folders(part):
         service["ReadWritePaths"] = _line(folders)
-    memory = {"server": deployment.memory, "worker": deployment.worker_memory or deployment.memory}.get(part)
-    if memory is not None:  # a gateway holds no model
+    if memory := deployment.memory_limit(part):
         service["MemoryMax"] = memory
     if deployment.cpus is not None and part != "gateway":
         service["CPUQuota"] = f"{100 * deployment.cpus:.0f}%"

@@ -19,7 +19,7 @@ from llamado.devices.split.measure import measure_all
 from llamado.devices.split.placement import DeviceFigures, SplitOptions
 from llamado.errors import LlamadoError
 from llamado.rpc.endpoint import Endpoint, client_tls
-from llamado.rpc.wire import LATEST, SPOKEN, spoken
+from llamado.rpc.wire import LATEST, SUPPORTED_VERSIONS, negotiate
 
 _LEAST_MEMORY = 64 << 20
 _TIMES = 4.0
@@ -101,10 +101,10 @@ def _check_worker(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Fi
 
 
 def _version(where: str, theirs: tuple[int, int, int]) -> Finding | None:
-    if spoken(theirs) is not None:
+    if negotiate(theirs) is not None:
         return None
     their = ".".join(map(str, theirs))
-    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SPOKEN}")
+    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SUPPORTED_VERSIONS}")
 
 
 def _duplicates(endpoints: Sequence[Endpoint]) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Event, Failure, Token
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, ParsedFlags
-from llamado.http import logs
+from llamado.http.monitoring import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
 from llamado.terminal.text import print

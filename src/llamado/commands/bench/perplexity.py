@@ -17,7 +17,7 @@ import numpy as np
 
 from llamado.commands.options import engine_options, model_source
 from llamado.flags import FlagError, ParsedFlags
-from llamado.http import logs
+from llamado.http.monitoring import logs
 from llamado.models.memory import Span
 from llamado.terminal.text import print
 

@@ -23,7 +23,7 @@ from llamado.commands.options import engine_options, model_source
 from llamado.engine.forward.sizes import weight_sizes
 from llamado.flags import FlagError, ParsedFlags
 from llamado.ggml.role import ModelPart
-from llamado.http import logs
+from llamado.http.monitoring import logs
 from llamado.models.memory import Span
 from llamado.terminal.text import print
 

@@ -14,7 +14,7 @@ from llamado.commands.options import engine_options, model_source, sampling_defa
 from llamado.engine.options import ModelSource, as_share
 from llamado.engine.parameters import PARAMETERS
 from llamado.flags import FlagError, ParsedFlags
-from llamado.http import logs
+from llamado.http.monitoring import logs
 from llamado.terminal.text import printable
 
 if TYPE_CHECKING:

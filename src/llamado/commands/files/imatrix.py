@@ -214,7 +214,7 @@ class ChunkReader:
         total: dict[str, RowSums] = {}
         at = 0
         while at < n:
-            size = runner.exactly(min(n - at, runner.max_batch))
+            size = runner.unpadded(min(n - at, runner.max_batch))
             everything = np.arange(size, dtype=np.int32)
             spans = [Span(handle, at, size, before=given[:at])]
             logits = runner.start(given[at : at + size], spans, everything).result()

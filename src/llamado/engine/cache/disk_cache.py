@@ -145,7 +145,7 @@ class DiskRead(threading.Thread):
         return self._pieces.popleft()
 
     @property
-    def has_news(self) -> bool:
+    def has_pieces(self) -> bool:
         """True if there is a piece to take, or the thread is done."""
         return bool(self._pieces) or self._over.is_set()
 

@@ -32,7 +32,7 @@ class AcceptanceRates:
         if self._common is not None:
             self._common.note(mark, right)
 
-    def all_right(self, marks: Sequence[int], first: float = 1.0) -> Iterator[float]:
+    def all_accepted(self, marks: Sequence[int], first: float = 1.0) -> Iterator[float]:
         """Yield for each token the probability that all up to it are accepted. `first`: the probability for those
         before them.
         """

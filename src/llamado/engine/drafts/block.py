@@ -77,9 +77,9 @@ class BlockKind(HeadKind):
         rows = self._start(np.array(tokens, np.int32), spans, np.array(wanted, np.int32))
         at = 0
         for i, query, n in blocks:
-            trust = [query.trust]
+            confidence = [query.confidence]
             for row in rows[at : at + n - 1]:
-                if self._add(query, row, found[i], trust, 0, chance[i]) is None:
+                if self._add(query, row, found[i], confidence, 0, chance[i]) is None:
                     break
             at += n - 1
         seconds = (time.perf_counter() - began) / max(n for _, _, n in blocks)
@@ -108,7 +108,7 @@ class ChainKind(HeadKind):
 
     def _propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
         found = [Proposal([], []) for _ in queries]
-        trust = [query.trust for query in queries]
+        confidence = [query.confidence for query in queries]
         ready: dict[int, int] = {}  # the last token of each
         for i, query in enumerate(queries):
             if query.ahead or not self._make_room(query.drafter, query.history, self._n_stages):
@@ -134,7 +134,7 @@ class ChainKind(HeadKind):
             ready = {
                 i: token
                 for i, row in zip(which, rows, strict=True)
-                if (token := self._add(queries[i], row, found[i], trust, i, chance[i])) is not None
+                if (token := self._add(queries[i], row, found[i], confidence, i, chance[i])) is not None
             }
             seconds = time.perf_counter() - began
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds

@@ -40,13 +40,6 @@ class Drafter(ABC):
     def forget(self) -> None:
         """Reset after the sequence was rewritten: `history` is a different one from now on."""
 
-    def learn(self, drafted: int, accepted: int) -> None:  # noqa: B027
-        """Record that `drafted` tokens of the last proposal were evaluated, and `accepted` of them before the first
-        wrong one.
-
-        Not called if the evaluation was abandoned.
-        """
-
     def end(self, history: Sequence[int], n_prompt: int) -> None:  # noqa: B027
         """End the answer. `history`: all tokens of the sequence, of which the first `n_prompt` are the prompt."""
 

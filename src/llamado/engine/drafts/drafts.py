@@ -45,11 +45,11 @@ class DraftState:
         for drafter in self.drafters:
             drafter.forget()
 
-    def trust(self) -> float:
+    def confidence(self) -> float:
         """Return the probability that all draft tokens in flight are accepted."""
         chance = 1.0
         for draft in self.ahead.drafts:
-            chance = min(self.chances[draft.kind].all_right(draft.marks[draft.accepted :], chance), default=chance)
+            chance = min(self.chances[draft.kind].all_accepted(draft.marks[draft.accepted :], chance), default=chance)
         return chance
 
     def end(self, history: list[int], n_prompt: int) -> None:
@@ -146,12 +146,12 @@ class DraftManager:
         history = draft_state.history
         history.extend(request.tokens[len(history) : request.length].tolist())
         ahead = draft_state.ahead.tokens
-        trust = draft_state.trust()
+        confidence = draft_state.confidence()
         most = min(request.most, self._most)
         best, most_worth = None, 0.0
         for i, drafter in enumerate(draft_state.drafters):
             proposal = drafter.propose(history, ahead, most)
-            n, worth = _worth(draft_state.chances[i].all_right(proposal.marks, trust), least_gain)
+            n, worth = _worth(draft_state.chances[i].all_accepted(proposal.marks, confidence), least_gain)
             if n >= max(self._least, 1) and worth > most_worth:
                 best, most_worth = Draft(i, proposal.tokens[:n], proposal.marks[:n]), worth
         return best, most_worth
@@ -178,15 +178,18 @@ class DraftManager:
         queries, which = [], []
         for i, (request, (_, worth)) in enumerate(zip(requests, found, strict=True)):
             draft_state, most = request.draft_state, min(request.most, self._most)
-            drafter, chances, trust = draft_state.drafters[number], draft_state.chances[number], draft_state.trust()
+            drafter, chances = draft_state.drafters[number], draft_state.chances[number]
+            confidence = draft_state.confidence()
             assert isinstance(drafter, ModelDrafter)
-            expected = _worth(chances.all_right([ANY] * most, trust), least_next)[1]
-            if expected <= worth and (worth or trust < 1.0 or not drafter.pass_over()):
+            expected = _worth(chances.all_accepted([ANY] * most, confidence), least_next)[1]
+            if expected <= worth and (worth or confidence < 1.0 or not drafter.pass_over()):
                 continue
             ahead, guess = draft_state.ahead.tokens, draft_state.guess
             most = min(most, n)
             queries.append(
-                DraftQuery(drafter, draft_state.history, ahead, most, guess, request.place, least, least_next, trust)
+                DraftQuery(
+                    drafter, draft_state.history, ahead, most, guess, request.place, least, least_next, confidence
+                )
             )
             which.append(i)
         if not queries:
@@ -218,8 +221,6 @@ class DraftManager:
             if right:
                 self._counts[draft.kind][2] += 1
                 self.accepted_at[place] += 1
-            if not right or place + 1 == len(draft.tokens):
-                draft_state.drafters[draft.kind].learn(len(draft.tokens), place + right)
         judged.clear()
 
     @property

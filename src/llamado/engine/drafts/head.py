@@ -181,18 +181,18 @@ class HeadKind(ModelKind):
         query: DraftQuery,
         row: NDArray[np.float32],
         proposal: Proposal,
-        trust: list[float],
+        confidence: list[float],
         number: int,
         chance: ChanceOf,
     ) -> int | None:
-        """Draw one more token of a draft; None if none follows it. `trust[number]`: probability that all before it are
-        accepted.
+        """Draw one more token of a draft; None if none follows it. `confidence[number]`: probability that all tokens
+        before it are accepted.
         """
         tokens, marks = proposal
         token, probability = self._choose(query, row, len(query.ahead) + len(tokens))
         mark = mark_of(probability)
-        trust[number] *= chance(mark)
-        if trust[number] <= query.least or probability < self._least:
+        confidence[number] *= chance(mark)
+        if confidence[number] <= query.least or probability < self._least:
             return None
         tokens.append(token)
         marks.append(mark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,9 +14,6 @@ from llamado.engine.drafts.drafts import MOST, DraftManager
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ModelKind, check_vocabularies
 from llamado.engine.drafts.ngram_cache import NgramCache
-from llamado.engine.drafts.ngram_map import NgramMap
-from llamado.engine.drafts.ngram_mod import NgramMod
-from llamado.engine.drafts.ngram_simple import NgramSimple
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, sizes_for
@@ -106,20 +102,22 @@ def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
     return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
 
 
-_NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
-    "suffix": lambda o: Suffix(),
-    "ngram-simple": lambda o: NgramSimple(*o.ngram_simple[:2]),
-    "ngram-map-k": lambda o: NgramMap(*o.ngram_map_k),
-    "ngram-map-k4v": lambda o: NgramMap(*o.ngram_map_k4v, counts=True),
-    "ngram-mod": lambda o: NgramMod(*o.ngram_mod),
-    "ngram-cache": lambda o: NgramCache(o.lookup_static, o.lookup_dynamic),
-}
+def _lookup_kinds(options: EngineOptions) -> list[DraftKind]:
+    """Return the named sources that look up earlier tokens, each once. Raises EngineError.
+
+    llama.cpp's n-gram names select the suffix drafter, because more of its tokens are accepted per step
+    (docs/operations.md). Only `ngram-cache` with lookup files differs: the files hold other texts.
+    """
+    names, wanted = set(options.draft_kinds) - set(MODEL_KINDS), options.drafts
+    has_files = bool(wanted.lookup_static or wanted.lookup_dynamic) and "ngram-cache" in names
+    kinds: list[DraftKind] = [Suffix()] if names - ({"ngram-cache"} if has_files else set()) else []
+    return [*kinds, NgramCache(wanted.lookup_static, wanted.lookup_dynamic)] if has_files else kinds
 
 
 def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> DraftManager | None:
     """Return the sources that the options name; None if there are none. Raises EngineError."""
     wanted = options.drafts
-    kinds = [_NGRAMS[name](wanted) for name in options.draft_kinds if name in _NGRAMS]
+    kinds = _lookup_kinds(options)
     if isinstance(model, DraftModel):
         kinds.append(model.kind(n_vocab, wanted.p_min))
     if not kinds:

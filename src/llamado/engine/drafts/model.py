@@ -45,7 +45,7 @@ class DraftQuery(NamedTuple):
 
     `place`: index in the request's random numbers of the first token after `history`. `least`: the probability of
     acceptance of all draft tokens below which a token is not worth evaluating, and `least_next` below which it is not
-    worth drafting. `trust`: that of the draft tokens in flight.
+    worth drafting. `confidence`: that of the draft tokens in flight.
     """
 
     drafter: ModelDrafter
@@ -56,7 +56,7 @@ class DraftQuery(NamedTuple):
     place: int
     least: float
     least_next: float
-    trust: float
+    confidence: float
 
 
 class ModelDrafter(Drafter):
@@ -198,7 +198,7 @@ class ModelKind(DraftKind):
                 room -= n
             if len(tokens) > 1:
                 del pending[i]  # the rest is read the next time
-        trust = [query.trust for query in queries]
+        confidence = [query.confidence for query in queries]
         while pending:
             which = list(pending)[: self._forward.max_batch // 8 or 1]
             began = time.perf_counter()
@@ -207,14 +207,14 @@ class ModelKind(DraftKind):
                 query, (tokens, marks) = queries[i], found[i]
                 token, probability = self._choose(query, row[: self._n_vocab], len(query.ahead) + len(tokens))
                 mark = mark_of(probability)
-                trust[i] *= chance[i](mark)
-                if trust[i] <= query.least or probability < self._least:
+                confidence[i] *= chance[i](mark)
+                if confidence[i] <= query.least or probability < self._least:
                     del pending[i]
                     continue
                 tokens.append(token)
                 marks.append(mark)
                 pending[i] = [token]
-                too_unsure = trust[i] * chance[i](ANY) <= query.least_next
+                too_unsure = confidence[i] * chance[i](ANY) <= query.least_next
                 if len(tokens) >= query.most or token in self._ends or too_unsure:
                     del pending[i]
             seconds = time.perf_counter() - began

@@ -42,7 +42,7 @@ class PendingDraft:
         self._waiting.extend((token, draft, place) for place, token in enumerate(draft.tokens))
         self.n_drafted += len(draft.tokens)
 
-    def judge(self, token: int) -> bool:
+    def verify(self, token: int) -> bool:
         """Return True if the chosen token is the drafted one; otherwise drop all draft tokens."""
         if not self._waiting:
             return False

@@ -85,14 +85,14 @@ class Depth:
             self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
 
 
-class _Sent(NamedTuple):
+class _LinkedResult(NamedTuple):
     """A result sent over a link, and its sequence number there."""
 
     link: TensorLink
     number: int
 
 
-class _Note:
+class _PartTimes:
     """Times at which a part was queued for its device and sent there (time.monotonic()), and link data for PartTime."""
 
     __slots__ = ("began", "n_bytes", "queued", "trips")
@@ -125,10 +125,10 @@ class _Job:
         self.n_tokens = n_tokens
         self.n_outputs = n_outputs
         self.values: dict[str, Bytes] = {}
-        self.sent: dict[str, _Sent] = {}  # results on their way to the device of the next part
+        self.sent: dict[str, _LinkedResult] = {}  # results on their way to the device of the next part
         self.index = 0  # of the part that was last sent to its device
         self.unread = 0  # reads in flight
-        self.notes: list[_Note] = []  # of the parts that were sent
+        self.notes: list[_PartTimes] = []  # of the parts that were sent
         self.future: Future[NDArray[np.float32]] = Future()
         self.began = self.queued = time.monotonic()
 
@@ -289,7 +289,7 @@ class Pipeline:
         """
         part = job.parts[index]
         device = self._devices[part.device]
-        note = _Note(job.queued)
+        note = _PartTimes(job.queued)
         job.notes.append(note)
         for name, tensor in part.graph.inputs.items():
             device.write(tensor, job.inputs[name])
@@ -353,7 +353,7 @@ class Pipeline:
         wanted = []
         for name, tensor in part.gives.items():
             if link is not None and name in later[0].takes:
-                job.sent[name] = _Sent(link, link.send(tensor, tensor.nbytes))
+                job.sent[name] = _LinkedResult(link, link.send(tensor, tensor.nbytes))
                 job.notes[index].n_bytes += tensor.nbytes
                 if not any(name in other.takes for other in later[1:]):
                     continue

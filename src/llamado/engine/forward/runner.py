@@ -130,7 +130,7 @@ class ModelRunner:
         """Return the meaning of the bytes of sequences that were computed with these adapter scales."""
         return self.rows.kind(scales)
 
-    def exactly(self, n: int) -> int:
+    def unpadded(self, n: int) -> int:
         """Return the most of `n` tokens that a batch can have without padding."""
         return self._graphs.fit(n)
 

@@ -93,8 +93,8 @@ class Sampler:
     """The sampler chain of one request.
 
     For each token of the answer call `sample`, then `accept` with its result. `matcher`: the constraint of the answer;
-    `get_ready` queries it ahead of time. `processor`: changes the logits of each token before all else. `weights`: True
-    if `candidates` will be called, which rules out drawing in the kernel.
+    `query_constraint` queries it ahead of time. `processor`: changes the logits of each token before all else.
+    `weights`: True if `candidates` will be called, which rules out drawing in the kernel.
 
     The largest logits of many samplers' rows can be found together: `prepare` returns how many of which row it needs,
     or the parameters of a draw from them, and `sample` takes the result.
@@ -248,7 +248,7 @@ class Sampler:
             self._allowed = None
             self._matcher.accept(token)
 
-    def get_ready(self) -> None:
+    def query_constraint(self) -> None:
         """Query the constraint for the next token ahead of time. Optional; may be called again."""
         if self._allowed is None:
             self._allowed = self._ask()

@@ -295,7 +295,7 @@ class Planner:
                 n += len(draft)
             elif not count:
                 continue
-            self._sequence_cache.going_on(slot, count + len(draft))
+            self._sequence_cache.keep_checkpoints(slot, count + len(draft))
             first, back = used + n_ahead, memory.n_before
             recent = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
             spans.append(Span(handle, first, count + len(draft), n_ahead, recent[-back:]))

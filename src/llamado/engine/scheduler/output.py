@@ -110,7 +110,7 @@ class OutputProcessor:
         token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
         probs = self._probs(task, row, token) if params.n_probs else None
         task.sampler.accept(token)
-        task.ahead.judge(token)
+        task.ahead.verify(token)
         task.generated.append(token)
         task.t_last = now
         self._stats.n_predicted += 1

@@ -124,8 +124,8 @@ class SequenceCache:
                     stored = found[1]
                     branch = max(branch, found[0].shared(prompt[:-1], scales))
             branch = max(branch, self._find_leader(slot, prompt, scales, task.id, longest, stored))
-        self._keep(slot, n_keep)
-        self._go_back(slot, n_keep)
+        self._store(slot, n_keep)
+        self._rewind(slot, n_keep)
         slot.begin(task, prompt)
         slot.branch = branch
         self._mark(slot)
@@ -134,7 +134,7 @@ class SequenceCache:
         if self._idle_slots is not None:
             for other in self._slots:
                 if other.idle and other.handle is not None and (slot.leader is None or other is not slot.leader[0]):
-                    self._keep(other)
+                    self._store(other)
                     if self._idle_slots == "clear":
                         self.drop(other)
 
@@ -213,13 +213,13 @@ class SequenceCache:
             return
         self._check_numerics()
         for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
-            self._keep(slot)
+            self._store(slot)
         self.disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
 
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
         """Drop `n_discard` tokens behind the first `n_keep`, and the cells behind those."""
         slot.shift(n_keep, n_discard)
-        self._go_back(slot, self._reach(slot, n_keep))
+        self._rewind(slot, self._reach(slot, n_keep))
 
     def settle(self, slot: Slot) -> None:
         """Discard rejected and unused draft tokens of the slot's sequence."""
@@ -244,7 +244,7 @@ class SequenceCache:
         """
         return max(((self.memory.tail_reach(known, n), known) for known in slot.snapshots.tails), default=(0, 0))
 
-    def _go_back(self, slot: Slot, n: int) -> None:
+    def _rewind(self, slot: Slot, n: int) -> None:
         """Take the slot's sequence back to its first `n` tokens, which it can reach."""
         handle = slot.handle
         try:
@@ -272,7 +272,7 @@ class SequenceCache:
         if slot.branch > slot.used + NEAR:
             self.memory.mark(handle, slot.branch)
 
-    def going_on(self, slot: Slot, n: int) -> None:
+    def keep_checkpoints(self, slot: Slot, n: int) -> None:
         """Store checkpoints that the slot's sequence would lose by continuing with `n` tokens.
 
         Raises DeviceLost.
@@ -297,7 +297,7 @@ class SequenceCache:
             except Exception:
                 log.exception("storing a context checkpoint failed")
 
-    def _keep(self, slot: Slot, n_same: int = 0) -> None:
+    def _store(self, slot: Slot, n_same: int = 0) -> None:
         """Store a slot's sequence in the prompt cache, if that is worth its time, before all but `n_same` tokens are
         lost.
         """
@@ -361,13 +361,13 @@ class SequenceCache:
                 if not younger:
                     return False
                 victim = max(younger, key=lambda other: other.age)
-            self._keep(victim)
+            self._store(victim)
             self.drop(victim)
 
     def empty(self, slot: Slot, n: int, scales: Scales) -> None:
         """Replace an idle slot's sequence by room for `n` tokens. Raises NoRoom."""
         self._check_numerics()
-        self._keep(slot)
+        self._store(slot)
         self.drop(slot)
         slot.scales = scales
         if not n:
@@ -377,7 +377,7 @@ class SequenceCache:
             if not idle:
                 raise NoRoom(f"there is no room for {n} tokens beside the running answers")
             victim = min(idle, key=lambda other: other.t_last_used)
-            self._keep(victim)
+            self._store(victim)
             self.drop(victim)
         slot.handle = handle
 
@@ -482,7 +482,7 @@ class SequenceCache:
         load.done()
         self._count(task, handle.used - load.first)
 
-    def tidy(self) -> None:
+    def cancel_stale_reads(self) -> None:
         """Cancel reads from disk for requests that are over."""
         for slot in self._slots:
             if slot.load is not None and slot.task is None:

@@ -184,7 +184,7 @@ class Queue:
         return not (self._inbox or self.waiting or self.slot_tasks)
 
     @property
-    def has_news(self) -> bool:
+    def has_arrivals(self) -> bool:
         """True if requests arrived since `receive`."""
         return bool(self._inbox)
 

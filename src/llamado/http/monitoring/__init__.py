@@ -1,1 +1,1 @@
-"""Request counting and its Prometheus families, shared by server, router and gateway."""
+"""Request counts, logs and metrics, shared by server, router and gateway."""

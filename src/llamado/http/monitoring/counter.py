@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.http.access import HEALTH
 from llamado.http.answer import App, Receive, Scope, Send
-from llamado.http.metrics import Traffic
+from llamado.http.monitoring.metrics import Traffic
 
 CLIENT_GONE = 499
 """Status in logs and metrics for a client that disconnected before the response started (as in nginx)."""

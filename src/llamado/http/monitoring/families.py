@@ -8,7 +8,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from llamado.engine.request import Histogram
-from llamado.http.metrics import Traffic
+from llamado.http.monitoring.metrics import Traffic
 
 
 def traffic_families(traffic: Traffic, prefix: str) -> Iterator[Metric]:

@@ -128,7 +128,7 @@ class DFlashHead(FusedHead):
         return embedding
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model; a batch with hidden states has no output."""
+        """Build the forward pass of a batch; one with hidden states has no output."""
         if not shape.hidden_width:
             return super().build(shape, memory)
         step = Pass(self.hparams, replace(shape, n_outputs=0), memory)

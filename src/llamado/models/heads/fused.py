@@ -82,7 +82,7 @@ class FusedHead(Head):
         info = file.tensors[name]
         if info.ne[:2] != ne:
             raise InvalidModel(
-                f"the file that drafts has no tensor '{name}', and that of the model has shape {list(info.ne[:2])}; "
+                f"the draft head's file has no tensor '{name}', and the model's has shape {list(info.ne[:2])}; "
                 f"expected {list(ne)}"
             )
         self.borrowed_files = {**self.borrowed_files, name: file}
@@ -92,7 +92,7 @@ class FusedHead(Head):
         layers, n = self._target_layers, target.n_layer
         if self._target_width != target.n_embd or not all(0 <= layer <= n for layer in layers):
             raise InvalidModel(
-                f"the file that drafts is for a model of width {self._target_width} of which it wants layers "
+                f"the draft head is for a model of width {self._target_width} and reads layers "
                 f"{list(layers)}; the model has {n} layers of width {target.n_embd}"
             )
         # llama.cpp's state after the last layer is the one that the model's own MTP head reads.

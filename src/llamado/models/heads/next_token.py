@@ -106,7 +106,7 @@ class NextTokenHead(Head, Decoder):
         return self.hparams.n_layer
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model. Block `shape.stage` predicts; in stage 0 all other blocks also store the batch in their memory."""
+        """Build the forward pass: block `shape.stage` predicts; in stage 0 all other blocks also store the batch."""
         n, stage = self.n_stages, shape.stage
         step = Pass(self.hparams, shape, memory, last=stage, cached=() if stage else range(1, n))
         for i in () if stage else range(1, n):
@@ -206,7 +206,7 @@ class BailingMoe3Head(NextTokenHead, BailingMoe3Model):
 class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
     """MTP head of Nemotron 3: attention and feed-forward network, followed by a layer norm."""
 
-    rotates = False
+    has_rope = False
     norms = POST_ATTENTION_NORM_BEFORE_FFN
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

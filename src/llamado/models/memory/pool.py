@@ -50,10 +50,6 @@ class KVPool:
         """Number of cells with tokens."""
         return sum(run.n_own for run in self._runs)
 
-    @property
-    def free_cells(self) -> int:
-        return self.n_cells - sum(run.capacity for run in self._runs)
-
     def allocate(self, need: int, want: int = 0) -> Run | None:
         """Return a run of `need` to `want` cells, depending on the gaps; None if even compaction fails."""
         return self._add(None, 0, need, want)

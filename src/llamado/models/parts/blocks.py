@@ -157,6 +157,6 @@ class BlockAttention(NamedTuple):
         def choose(keys: Tensor, mask: Tensor, part: int) -> list[Tensor]:
             return self.indexer.masks(step, layer, x, keys, mask, part)
 
-        behind = self.indexer.key(step, layer, x)
-        attended = step.attend_per_head(layer, q, k, v, behind, self.scale, choose)
+        extra = self.indexer.key(step, layer, x)
+        attended = step.attend_per_head(layer, q, k, v, extra, self.scale, choose)
         return None if attended is None else out(step, attended, f"attn_out-{layer}")

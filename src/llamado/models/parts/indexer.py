@@ -31,6 +31,7 @@ from llamado.gguf.types import TensorType
 from llamado.models.forward import Linear, Pass
 from llamado.models.hadamard import Hadamard, rotate_heads
 from llamado.models.hparams import Rope
+from llamado.models.keys import Keys
 from llamado.models.memory import Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
 from llamado.models.parts.latent import LatentAttention, LowRank
@@ -48,6 +49,11 @@ class IndexerSizes(NamedTuple):
     n_head: int
     dim: int
     n_chosen: int
+
+    @classmethod
+    def read(cls, keys: Keys) -> IndexerSizes:
+        """Read the sizes of a file's indexers. Raises GgufError or InvalidModel."""
+        return cls(*(keys.int_(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")))
 
 
 class Indexer(NamedTuple):

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
+from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, LongRopeFactors, Pass
-from llamado.models.hparams import Rope, Temperature
+from llamado.models.hparams import HyperParameters, Rope, Temperature
+from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
 from llamado.models.parts.norms import RmsNorm
@@ -42,6 +44,21 @@ class LatentSizes(NamedTuple):
     rope: int
     value: int
     rank: int
+
+    @classmethod
+    def read(cls, keys: Keys, hp: HyperParameters) -> LatentSizes:
+        """Read the sizes from a file; head sizes without a key of their own are those of `hp`.
+
+        Raises GgufError or InvalidModel.
+        """
+        dim = keys.int_("attention.key_length_mla", hp.head_dim_k)
+        if dim <= hp.rope.n_dims:
+            raise InvalidModel(
+                f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims} of heads of {dim} elements; "
+                "fewer are expected"
+            )
+        value = keys.int_("attention.value_length_mla", hp.head_dim_v)
+        return cls(hp.n_head[0], dim - hp.rope.n_dims, hp.rope.n_dims, value, keys.int_("attention.kv_lora_rank"))
 
     @property
     def key(self) -> int:

@@ -169,8 +169,8 @@ class NgramLayer(NamedTuple):
 
     def _convolve(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         n_embd, n, n_tokens, _ = x.ne
-        channels, n_taps, apart, n_seqs = n * n_embd, self.kernel.ne[0], self.hashes.n, step.n_seqs
-        each, n_before = n_tokens // n_seqs, (n_taps - 1) * apart
+        channels, n_taps, dilation, n_seqs = n * n_embd, self.kernel.ne[0], self.hashes.n, step.n_seqs
+        each, n_before = n_tokens // n_seqs, (n_taps - 1) * dilation
         x = step.graph.expand(reshape(x, channels, each, n_seqs))
         before = reshape(step.read_states(layer, self.number), n_before, channels, n_seqs)
         both = concat(before, cont(transpose(x)), 0, f"ple_conv_input-{layer}")
@@ -178,7 +178,7 @@ class NgramLayer(NamedTuple):
         step.store_states(layer, self.number, reshape(cont(last), n_before * channels, n_seqs))
         total = None
         for i in range(n_taps):
-            seen = view_3d(both, each, channels, n_seqs, both.nb[1], both.nb[2], i * apart * both.nb[0])
+            seen = view_3d(both, each, channels, n_seqs, both.nb[1], both.nb[2], i * dilation * both.nb[0])
             k = self.kernel
             tap = cast(cont(view_2d(k, 1, channels, k.nb[1], i * k.nb[0])), TensorType.F32)
             part = mul(cont(seen), tap)

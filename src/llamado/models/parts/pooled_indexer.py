@@ -203,8 +203,8 @@ class RunSelector(NamedTuple):
             means = self.k_norm(step, self._mean(rows), f"indexer_k_norm-{layer}")
             heads = reshape(means, self.sizes.dim, 1, means.ne[1])
             places = step.input(RunPositions(*_sizes(step, layer, self.size)))
-            turned = step.rotate(heads, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
-            return reshape(turned, self.sizes.dim, means.ne[1])
+            rotated = step.rotate(heads, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
+            return reshape(rotated, self.sizes.dim, means.ne[1])
 
         store_runs(step, layer, step.layer_cache(layer).tensors[2], self.size, make)
 

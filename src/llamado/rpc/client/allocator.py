@@ -1,4 +1,4 @@
-"""Where activations lie in the compute buffer of a worker that does not place them itself."""
+"""Placement of activations in the compute buffer of a ggml worker, which does not place them itself."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from llamado.ggml.ops import TensorFlag
 from llamado.ggml.tensor import Tensor
 
 _LINGER = 4
-"""Operations for which memory is left alone after its last use: back ends fuse neighbors, and a fused operation reads
-the first one's sources while it writes the last one's result."""
+"""Operations for which memory is not reused after its last use.
+
+Back ends fuse neighbors, and a fused operation reads the first one's sources while it writes the last one's result.
+"""
 _OUTPUT = int(TensorFlag.OUTPUT)
 
 
 class Plan(NamedTuple):
-    """Bytes the compute buffer needs, and the offset in it of each activation that owns memory."""
+    """Size of the compute buffer in bytes, and the offset of each activation that owns memory."""
 
     size: int
     offsets: dict[Tensor, int]
 
 
 def activations(graph: Graph) -> dict[Tensor, tuple[int, int]]:
-    """The tensors that need memory, and the first and last operation that touches them or a view of them.
+    """Return the tensors that need memory, with the first and last operation that uses them or a view of them.
 
     Raises DeviceError for data without memory: a tensor that no operation of the graph computes.
     """
@@ -46,7 +48,7 @@ def activations(graph: Graph) -> dict[Tensor, tuple[int, int]]:
 
 
 def plan(graph: Graph, size_of: Callable[[Tensor], int], alignment: int) -> Plan:
-    """Offsets such that tensors that are needed at the same time do not overlap."""
+    """Return offsets at which tensors that are needed at the same time do not overlap."""
     lives = activations(graph)
     size, offsets = place(
         [Lifetime(first, last, size_of(tensor)) for tensor, (first, last) in lives.items()],

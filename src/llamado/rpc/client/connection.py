@@ -1,7 +1,7 @@
-"""The client's end of one connection to a worker: requests out in order, responses back as futures, loss noticed.
+"""The client's end of one connection to a worker: requests out in order, responses back as futures, loss detection.
 
-Nothing waits for an answer unless it must. Small writes without a response are held until something follows them, so
-that a step leaves as one packet. A thread of the connection reads the responses; another watches the line.
+Calls do not wait for responses. Small requests without a response are held until another request follows, so that a
+step leaves as one packet. One thread reads the responses, another monitors the connection.
 """
 
 from __future__ import annotations
@@ -28,39 +28,38 @@ from llamado.rpc.transport import ConnectError, Piece, Transport, dial
 log = logging.getLogger("llamado.rpc")
 
 REPLY_TIMEOUT = 120.0
-"""Seconds that an answer may take; a graph may take long."""
+"""Most seconds until a response; a graph may take long."""
 _HOLD = 64 << 10
-"""Bytes of writes held back at most."""
+"""Most bytes of requests that are held."""
 _BULK_CHUNK = 4 << 20
-"""Bytes of a weight sent between two reports of progress."""
+"""Bytes of a weight between two calls of the progress callback."""
 _READ = 64 << 10
 _SLOWEST = 64 << 10
-"""Bytes per second that a link has at least: what takes longer than that beyond the reply timeout never comes."""
+"""Bytes per second of the slowest link. A transfer that is slower, beyond the reply timeout, counts as lost."""
 ALIVE_TIMEOUT = 2.0
-"""Seconds after which a worker that says nothing is lost."""
+"""Seconds without a sign of life after which a worker is lost."""
 
 T = TypeVar("T")
 
 
 class VersionMismatch(DeviceError):
-    """A worker speaks another version of the protocol."""
+    """The worker has another version of the protocol."""
 
     in_logs = "RPC connection failed"
 
 
-class _Due(NamedTuple):
-    """An answer that is to come, and where a tensor's bytes go."""
+class _PendingResponse(NamedTuple):
+    """A pending response: its future, and the memory for tensor data."""
 
     future: Future[Any]
     target: Bytes | None
 
 
 class WorkerConnection:
-    """One connection. Any thread may call; what is sent is in the order of the calls.
+    """One connection, safe to use from any thread. Requests are sent in the order of the calls.
 
-    `protocol` is the version that both sides speak. `own`: the worker is ours (wire.LLAMADO); `linked`: it also passes
-    tensors to others of ours; `own_files`: it may have weights in files of its own; `tells_numerics`: it says what it
-    computes with. `lost`: why everything fails from now on, None while all is well.
+    `protocol` is the agreed version. `is_ours`: the worker is ours; `has_links`, `has_own_files`, `has_numerics`: its
+    features (see `wire.HelloResponse`). `lost`: the reason why all calls fail from now on, None while the worker is up.
     """
 
     def __init__(
@@ -73,43 +72,43 @@ class WorkerConnection:
         reply_timeout: float = REPLY_TIMEOUT,
         alive_timeout: float = ALIVE_TIMEOUT,
     ) -> None:
-        """Connects within `timeout` seconds and greets within `greeting` (default: as many).
+        """Connect within `timeout` seconds and greet within `greeting` seconds (default: `timeout`).
 
-        A worker that says nothing for `alive_timeout` seconds is lost. Raises ConnectError or VersionMismatch.
+        A worker without a sign of life for `alive_timeout` seconds is lost. Raises ConnectError or VersionMismatch.
         """
         patience = Patience.of(alive_timeout)
         self._beat: Heartbeat | None = None
         self._request_log = SentRequestLog(str(endpoint)) if is_debugging() else None
         self.endpoint = endpoint
         self.name = str(endpoint)
-        """How messages call the worker."""
-        self.own = self.has_links = self.has_own_files = self.has_numerics = False
+        """The worker's name in errors."""
+        self.is_ours = self.has_links = self.has_own_files = self.has_numerics = False
         self.protocol = wire.LATEST
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
         self._tls, self._timeout = tls, timeout
         self._transport = Transport(dial(endpoint, tls, timeout))
         self.sending = threading.RLock()
-        """Held while something is sent; hold it to keep several calls together."""
+        """Lock of the sending side; hold it to keep several calls together."""
         self._depth = 0
         self._held: list[Piece] = []
         self._held_bytes = 0
         self._state = threading.Lock()
-        self._due: deque[_Due] = deque()
+        self._due: deque[_PendingResponse] = deque()
         self._reader = wire.ResponseReader()
         self._on_lost: list[Callable[[str], None]] = []
         self._closed = self._drains = self._greeted = False
         self._sent = self._awaited = time.monotonic()
-        """When something was last sent, and since when the first of the answers that are due is awaited."""
+        """Times of the last send, and since when the first pending response is awaited."""
         self._sending = 0
-        """Bytes that are being sent."""
+        """Bytes of the send in progress."""
         self._watch = LivenessMonitor(self, self._transport, None, patience)
         self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
         self._receiver.start()
         self._watch.start()
         try:
             self._greet(timeout if greeting is None else greeting)
-            if self.own:
+            if self.is_ours:
                 self._beat = Heartbeat(endpoint, tls, timeout, patience)
                 self._watch.stop()
                 self._watch = LivenessMonitor(self, self._transport, self._beat, patience)
@@ -121,7 +120,7 @@ class WorkerConnection:
 
     def _greet(self, timeout: float) -> None:
         try:
-            response = cast(wire.HelloResponse, self.ask(wire.Hello()).result(timeout))
+            response = cast(wire.HelloResponse, self.start_call(wire.Hello()).result(timeout))
         except TimeoutError:
             raise ConnectError(
                 f"{self.endpoint} accepted the connection but does not greet within {timeout:g} s; ggml's worker "
@@ -130,22 +129,22 @@ class WorkerConnection:
         except DeviceLost as lost:
             hint = f"; if it wants TLS, it is tls://{self.endpoint}, and its --allow has to name this machine"
             if self.endpoint.tls:
-                # TLS 1.3 refuses a certificate after the handshake, and a reset may overtake the alert that says so.
+                # TLS 1.3 refuses a certificate after the handshake, and a reset may overtake the alert with the reason.
                 hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
             raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
-        protocol = wire.spoken(theirs)
+        protocol = wire.negotiate(theirs)
         if protocol is None:
             raise VersionMismatch(
-                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {wire.SPOKEN}; use a llama.cpp "
-                "that speaks one of these"
+                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {wire.SUPPORTED_VERSIONS}; "
+                "use a llama.cpp that speaks one of these"
             )
         self.protocol = protocol
         if self._request_log is not None:
             self._request_log.protocol = protocol
-        self.own, self.has_links, self.has_own_files = response.ours, response.has_links, response.has_own_files
-        if self.own:
-            # Also if it changes nothing: it tells the worker that this is no client of ggml's.
+        self.is_ours, self.has_links, self.has_own_files = response.is_ours, response.has_links, response.has_own_files
+        if self.is_ours:
+            # Sent even if it changes nothing: it shows the worker that this is not a ggml client.
             self.send(wire.write_request(wire.Upgrade(wire.LATEST.major)))
             self.protocol = wire.LATEST
         self.has_numerics = response.has_numerics
@@ -154,7 +153,7 @@ class WorkerConnection:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Holds back what is sent inside, to let it go in one piece at the end; do not wait for a future inside."""
+        """Hold requests inside the block and send them in one piece at its end. Do not wait for a future inside."""
         with self.sending:
             self._depth += 1
             try:
@@ -165,7 +164,7 @@ class WorkerConnection:
                     self._flush()
 
     def hold(self, *pieces: Piece) -> None:
-        """Queues bytes without a response; they leave with the next request, or when there are many."""
+        """Queue bytes without a response. They leave with the next request, or once there are many."""
         with self.sending:
             self._check()
             self._held += pieces
@@ -174,7 +173,7 @@ class WorkerConnection:
                 self._flush()
 
     def send(self, *pieces: Piece) -> None:
-        """Sends bytes without a response (at the end of a batch, if in one)."""
+        """Send bytes without a response; inside `batch` at its end."""
         with self.sending:
             self._check()
             self._held += pieces
@@ -183,7 +182,7 @@ class WorkerConnection:
                 self._flush()
 
     def send_bulk(self, head: bytes, data: Bytes, progress: LoadProgress | None = None) -> None:
-        """Sends a request and the data behind it, straight from where the data is."""
+        """Send a request and its bulk data, without a copy of the data."""
         with self.sending:
             self.send(head)
             self._flush()
@@ -194,52 +193,52 @@ class WorkerConnection:
                 if progress is not None:
                     progress(len(chunk))
 
-    def aside(self, request: wire.Request) -> None:
-        """Sends a request without a response by a connection of its own: it is not held up by what this one waits for.
+    def send_separately(self, request: wire.Request) -> None:
+        """Send a request without a response on a new connection, past requests that this one waits for.
 
         Raises DeviceLost or ConnectError.
         """
         self._check()
         once = Heartbeat(self.endpoint, self._tls, self._timeout, Patience.of(ALIVE_TIMEOUT))
         try:
-            once.say(request)
+            once.send(request)
         finally:
             once.close()
 
-    def ask(self, request: wire.Request) -> Future[wire.Response]:
-        """Sends a request that has a response."""
-        return cast("Future[wire.Response]", self._ask(request, None))
+    def start_call(self, request: wire.Request) -> Future[wire.Response]:
+        """Send a request and return the future of its response."""
+        return cast("Future[wire.Response]", self._start(request, None))
 
     def fetch(self, request: wire.GetTensor | wire.Offer | wire.Bind) -> Future[Bytes]:
-        """Asks for bytes of a tensor, or a byte for each weight."""
-        return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
+        """Send a request for bytes of a tensor, or for a byte per weight."""
+        return cast("Future[Bytes]", self._start(request, np.empty(request.size, np.uint8)))
 
     def call(self, request: wire.Request, kind: type[T], timeout: float | None = None) -> T:
-        """Sends a request and waits `timeout` seconds at most for its response, a `kind`. Raises TimeoutError."""
-        return self.answer(self.ask(request), kind, timeout)
+        """Send a request and wait up to `timeout` seconds for its response, a `kind`. Raises TimeoutError."""
+        return self.wait_for(self.start_call(request), kind, timeout)
 
-    def answer(self, future: Future[wire.Response], kind: type[T], timeout: float | None = None) -> T:
-        """Waits for a response; what is held is sent first, or it might never come. Raises TimeoutError."""
+    def wait_for(self, future: Future[wire.Response], kind: type[T], timeout: float | None = None) -> T:
+        """Send held requests, then wait for a response. Raises TimeoutError."""
         self.flush()
         response = future.result(timeout)
         assert isinstance(response, kind)
         return response
 
-    def _ask(self, request: wire.Request, target: Bytes | None) -> Future[Any]:
+    def _start(self, request: wire.Request, target: Bytes | None) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # the answer comes whether anybody wants it or not
+        future.set_running_or_notify_cancel()  # a sent request cannot be canceled
         with self.sending:
             with self._state:
                 self._check()
                 if not self._due:
                     self._awaited = time.monotonic()
-                self._due.append(_Due(future, target))
+                self._due.append(_PendingResponse(future, target))
                 self._reader.expect(wire.COMMANDS[type(request)], 0 if target is None else target.nbytes)
             self.send(wire.write_request(request))
         return future
 
     def flush(self) -> None:
-        """Sends what is held."""
+        """Send held requests."""
         with self.sending:
             self._check()
             self._flush()
@@ -288,14 +287,14 @@ class WorkerConnection:
             self.lose(f"it does not keep to the protocol: {error}")
         except OSError as error:
             self.lose(_reason(error))
-        except Exception as error:  # an answer nobody thought of must not leave callers waiting
+        except Exception as error:  # a bug in reading must not leave callers waiting
             log.exception("reading from %s", self.endpoint)
             self.lose(f"reading its answers failed: {error!r}")
         if self._drains:
             self._drain(buffer)
 
     def _drain(self, buffer: memoryview) -> None:
-        """Takes what a lost worker still sends, until it hangs up: it dies (SIGPIPE) if it sends to a closed socket."""
+        """Read and discard until a lost ggml worker hangs up. It would die (SIGPIPE) if it wrote to a closed socket."""
         with suppress(OSError):
             while self._transport.recv_into(buffer):
                 pass
@@ -319,7 +318,7 @@ class WorkerConnection:
                 self._reader.bypass(n)
                 at += n
         with self._state:
-            if self.lost is not None:  # its future has failed already
+            if self.lost is not None:  # the future has failed already
                 raise EOFError
             self._due.popleft()
             self._awaited = time.monotonic()
@@ -328,7 +327,7 @@ class WorkerConnection:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Tells `callback` once why the connection is lost (now, if it is), from any thread; it must not block."""
+        """Call `callback` once with the reason of a loss, from any thread; at once after a loss. It must not block."""
         with self._state:
             if self.lost is None:
                 self._on_lost.append(callback)
@@ -336,7 +335,7 @@ class WorkerConnection:
         callback(self.lost.why)
 
     def lose(self, why: str) -> None:
-        """Makes everything pending and to come fail with DeviceLost."""
+        """Declare the worker lost: all pending and later calls fail with DeviceLost."""
         with self._state:
             if self.lost is not None:
                 return
@@ -344,7 +343,7 @@ class WorkerConnection:
             due, self._due = [*self._due], deque()
             callbacks = [] if self._closed else self._on_lost
             silent = threading.current_thread() is not self._receiver
-            self._drains = silent and self._greeted and not (self.own or self._closed)
+            self._drains = silent and self._greeted and not (self.is_ours or self._closed)
         if self._drains:
             self._transport.finish()
         else:
@@ -358,14 +357,14 @@ class WorkerConnection:
                 log.exception("telling that %s is lost", self.name)
 
     def _loss(self) -> DeviceLost:
-        """An own exception for everyone who is told."""
+        """Return a new exception for each caller."""
         assert self.lost is not None
         return DeviceLost(self.name, self.lost.why)
 
-    def stalled(self) -> float:
-        """Seconds for which an answer is due, or bytes are not taken, beyond what a slow link takes for its bytes.
+    def stalled_seconds(self) -> float:
+        """Return seconds without progress: a response is overdue, or a send blocks, beyond a slow link's transfer time.
 
-        Bytes of an answer that come now and then do not count: a worker could go on like that for ever.
+        Single bytes of a response are no progress: a worker could trickle them forever.
         """
         now = time.monotonic()
         if self._sending:
@@ -378,12 +377,12 @@ class WorkerConnection:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds that the latest sign of life took; None where none is asked for."""
+        """Round trip of the latest heartbeat in seconds, None without heartbeats."""
         return None if self._beat is None else self._beat.round_trip
 
     @property
     def reply_timeout(self) -> float:
-        """Seconds that an answer may take."""
+        """Most seconds until a response."""
         return self._reply_timeout
 
     @reply_timeout.setter
@@ -391,7 +390,7 @@ class WorkerConnection:
         self._reply_timeout = seconds
 
     def close(self) -> None:
-        """Ends the connection; what is pending fails. The worker takes back all its memory."""
+        """Close the connection. Pending calls fail, and the worker frees the client's memory."""
         self._closed = True
         self._watch.stop()
         self.lose("the connection was closed")

@@ -1,4 +1,4 @@
-"""A device on another machine: the Device contract over a connection to a worker, ours or ggml's."""
+"""A remote device: the Device contract over a connection to a worker, ours or ggml's."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 
 _SMALL = 32 << 10
-"""Largest write that is held back for the next request."""
+"""Bytes of the largest write that is held for the next request."""
 _PAGE = 4096
-"""Our workers get large weights at whole pages: a file of their cache can be mapped there."""
+"""Page size. Large weights start at whole pages on our workers, which can map a cached file there."""
 _ASK_FIRST = 16 << 20
-"""Allocations from this size on ask for the free memory first: a worker may promise memory it does not have."""
+"""Bytes from which an allocation checks the free memory first: a worker may promise memory it does not have."""
 _PAYLOADS_KEPT = 64 << 20
 _MOST_STEPS = 8
-"""Pieces an overlapping copy is cut into at most; beyond that it goes through other memory."""
+"""Most pieces of an overlapping copy; beyond that it goes through other memory."""
 _COPY_STEP = 1 << 30
 _INPUT = int(TensorFlag.INPUT)
 _MOST_DEVICES = 64
 _MOST_ALIGNMENT = 1 << 20
 _ADDRESSES = 1 << 64
 _MOST_BYTES = 1 << 62
-"""Bytes of memory that are believed: sums of a few stay within the 64 bits of the wire."""
+"""Bytes to which a worker's memory is capped: sums of a few stay within the 64 bits of the wire."""
 
-# Operations whose results may need more memory than their bytes on some back ends; ggml's client asks for the same.
+# Operations whose results may need more memory than their bytes on some back ends; as in ggml's client.
 _MAY_EXPAND = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
 
 
 class RemoteBuffer:
-    """Memory of a worker: `ptr` is its name there, `base` its address."""
+    """A buffer on a worker: `ptr` is its name there, `base` its address."""
 
     memory: Bytes | None = None
 
@@ -73,32 +73,34 @@ class RemoteBuffer:
         self.device, self.ptr, self.base, self.size = device, ptr, base, size
         self.sent_inputs = SentInputs()
         self.local_weight_bytes = 0
-        """Bytes in it that the worker has from files of its own."""
+        """Bytes that the worker filled from its own files."""
 
     def lock(self) -> bool:
-        """There is nothing of it here."""
+        """Return True: there is no memory here to lock."""
         return True
 
     def free(self) -> None:
-        """Gives the memory back; of a lost worker there is nothing to give."""
+        """Free the buffer; nothing to do for a lost worker."""
         if self.ptr:
             self.device._free(self)
 
 
-class _Prepared(NamedTuple):
+class _PreparedGraph(NamedTuple):
+    """A graph, its payload on the wire and its name there."""
+
     graph: Graph
     payload: bytes
     uid: int
 
 
 @dataclass
-class _Shared:
-    """What the devices of one worker have in common."""
+class _WorkerState:
+    """State that the devices of one worker share."""
 
     connection: WorkerConnection
     open: int = 0
     freed: int = 0
-    """How many buffers were given back: with each the worker forgets its last graphs."""
+    """Number of freed buffers. With each the worker drops its graphs."""
 
 
 def connect(
@@ -114,13 +116,12 @@ def connect(
     digests: MutableMapping[str, int] | None = None,
     links: bool = True,
 ) -> list[RemoteDevice]:
-    """The devices of a worker, numbered from `first_number`; they share one connection.
+    """Connect to a worker and return its devices, numbered from `first_number`. They share one connection.
 
-    Connecting may take `timeout` seconds, and so may the worker's `greeting` unless that is given, and what it says of
-    its devices. `tls` is the context for a `tls://` endpoint (default: the system's authorities). A worker that says
-    nothing for `alive_timeout` seconds is lost. `hashes` and `digests`: FNV-1a and SHA-256 of weights by name, see
-    KnownHashes. `links`: it may be linked to others.
-    Raises ConnectError or VersionMismatch.
+    `timeout`: seconds to connect; `greeting`: seconds for the greeting and for each property of a device (default:
+    `timeout`). `tls`: context of a `tls://` endpoint (default: the system's authorities). `alive_timeout`: seconds
+    without a sign of life after which the worker is lost. `hashes` and `digests`: FNV-1a and SHA-256 of weights by
+    name, see KnownHashes. `links`: allow links to other workers. Raises ConnectError or VersionMismatch.
     """
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)
@@ -137,12 +138,12 @@ def connect(
         alive_timeout=alive_timeout,
     )
     try:
-        shared = _Shared(connection)
+        shared = _WorkerState(connection)
         patience = timeout if greeting is None else greeting
         try:
             count = connection.call(wire.DeviceCount(), wire.Number, patience).value
             if count > _MOST_DEVICES:
-                raise DeviceError(f"{endpoint} says that it has {count:,} devices; {_MOST_DEVICES} are the most")
+                raise DeviceError(f"{endpoint} reports {count:,} devices; at most {_MOST_DEVICES} are accepted")
             names = [f"RPC{first_number + i}[{endpoint}]" for i in range(count)]
             devices = [RemoteDevice(shared, i, name, patience) for i, name in enumerate(names)]
         except TimeoutError:
@@ -150,7 +151,7 @@ def connect(
             raise ConnectError(message) from None
         for device in devices:
             device.hashes = {} if hashes is None else hashes
-            device.there.digests = {} if digests is None else digests
+            device.worker_files.digests = {} if digests is None else digests
             device.links = links and connection.has_links
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
@@ -161,43 +162,46 @@ def connect(
 
 
 class RemoteDevice:
-    """One device of a worker. Any thread may call; what is asked is done in the order of the calls.
+    """One device of a worker, safe to use from any thread. Requests run in the order of the calls.
 
-    Everything fails with DeviceLost once the worker is gone. `own`: the worker is ours, not ggml's.
+    All calls raise DeviceLost once the worker is gone. `is_ours`: the worker is ours, not ggml's.
     """
 
-    def __init__(self, shared: _Shared, number: int, name: str, patience: float) -> None:
-        """Raise TimeoutError if an answer takes more than `patience` seconds."""
+    def __init__(self, shared: _WorkerState, number: int, name: str, patience: float) -> None:
+        """Raises TimeoutError if a response takes more than `patience` seconds."""
         self._shared, self._number = shared, number
         self._connection = connection = shared.connection
         self.name = name
-        self.endpoint, self.own = connection.endpoint, connection.own
+        self.endpoint, self.is_ours = connection.endpoint, connection.is_ours
         with connection.batch():
-            alignment, max_size = connection.ask(wire.GetAlignment(number)), connection.ask(wire.GetMaxSize(number))
-            numerics = connection.ask(wire.GetNumerics(number)) if connection.has_numerics else None
+            alignment, max_size = (
+                connection.start_call(wire.GetAlignment(number)),
+                connection.start_call(wire.GetMaxSize(number)),
+            )
+            numerics = connection.start_call(wire.GetNumerics(number)) if connection.has_numerics else None
         self.links = False
         self.hashes: MutableMapping[str, int] = {}
-        """FNV-1a of weights by name; what is computed is added."""
-        self.there = OwnWeights(connection, {})
-        """What the worker has in files of its own."""
-        self._alignment = max(1, connection.answer(alignment, wire.Number, patience).value)
+        """FNV-1a of weights by name; computed ones are added."""
+        self.worker_files = OwnWeights(connection, {})
+        """Weights in the worker's own files."""
+        self._alignment = max(1, connection.wait_for(alignment, wire.Number, patience).value)
         if self._alignment > _MOST_ALIGNMENT:
-            raise DeviceError(f"{name} wants its memory aligned to {self._alignment} bytes; is it a worker?")
-        self._max_size = min(connection.answer(max_size, wire.Number, patience).value or _MOST_BYTES, _MOST_BYTES)
+            raise DeviceError(f"{name} requires an alignment of {self._alignment} bytes; is it a worker?")
+        self._max_size = min(connection.wait_for(max_size, wire.Number, patience).value or _MOST_BYTES, _MOST_BYTES)
         self.numerics: str | None = None
-        """What the worker says that bits depend on; of ggml's, which does not, None."""
+        """Kernels and compiler that the bits of results depend on; None for ggml's workers, which do not report it."""
         if numerics is not None:
-            words = connection.answer(numerics, wire.Numerics, patience).words
+            words = connection.wait_for(numerics, wire.Numerics, patience).words
             self.numerics = words.rstrip(b"\0").decode("utf-8", "replace") or None
         self._buffers: set[RemoteBuffer] = set()
         self._compute: RemoteBuffer | None = None
-        self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
+        self._prepared: OrderedDict[int, _PreparedGraph] = OrderedDict()
         self._prepared_bytes = 0
         self._sent = SentGraphs(connection.protocol)
         self._uids = itertools.count(1)
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._failure: DeviceError | None = None
-        self._copies: bool | None = True if self.own else None
+        self._copies: bool | None = True if self.is_ours else None
         self._closed = False
         self.reserve: Callable[[int], None] = lambda size: None
         shared.open += 1
@@ -213,41 +217,41 @@ class RemoteDevice:
 
     @property
     def name(self) -> str:
-        """ "RPC0[host:port]"; who numbers the devices of several workers may change it."""
+        """ "RPC0[host:port]". Numbering over several workers changes it."""
         return self._name
 
     @name.setter
     def name(self, name: str) -> None:
         self._name = name
-        if not self._number:  # a worker is called by its first device
+        if not self._number:  # errors of the connection name the first device
             self._connection.name = name
 
     @property
     def lost(self) -> DeviceLost | None:
-        """Why the worker is gone, None while it is there."""
+        """The worker's loss, None while it is up."""
         lost = self._connection.lost
         return None if lost is None else DeviceLost(self.name, lost.why)
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
-        """Calls `callback` once when the worker is lost (now, if it is), from any thread; it must not block."""
+        """Call `callback` once when the worker is lost: from any thread, or now if it is lost. It must not block."""
         self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
 
     @property
     def heartbeat_seconds(self) -> float | None:
-        """Seconds that the worker's latest sign of life took; of ggml's, which give none, None."""
+        """Round trip of the worker's latest heartbeat in seconds; None for ggml's, which have none."""
         return self._connection.round_trip
 
     @property
     def zeroes_memory(self) -> bool:
-        """ggml's workers clear memory byte by byte."""
-        return not self.own
+        """True for ggml's workers, which clear memory byte by byte."""
+        return not self.is_ours
 
     def supports(self, op: Op, type: TensorType) -> bool:
-        """Nobody can ask a worker: it says so when it gets the graph."""
+        """Return True: a worker rejects an unsupported operation when it gets the graph."""
         return True
 
     def round_trip(self) -> float:
-        """Seconds from a question to its answer, the best of five, once the worker has nothing else to do."""
+        """Return the shortest of five round trips in seconds, once the worker is idle."""
         best = float("inf")
         for _ in range(5):
             began = time.perf_counter()
@@ -256,16 +260,16 @@ class RemoteDevice:
         return best
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all, as the worker counts them."""
+        """Return free and total bytes, as the worker counts them."""
         memory = self._connection.call(wire.GetDeviceMemory(self._number), wire.DeviceMemory)
         return min(memory.free, _MOST_BYTES), min(memory.total, _MOST_BYTES)
 
     def close(self) -> None:
-        """Gives all memory back; with the last device of a worker the connection ends."""
+        """Free all buffers. The last device of a worker closes the connection."""
         if self._closed:
             return
         self._closed = True
-        self.there.close()
+        self.worker_files.close()
         self._shared.open -= 1
         if not self._shared.open:
             self._connection.close()
@@ -276,21 +280,21 @@ class RemoteDevice:
         self._forget()
 
     def batch(self) -> AbstractContextManager[None]:
-        """What is asked inside leaves in one piece at the end; wait for no future inside."""
+        """Send the requests of the block in one piece at its end. Do not wait for a future inside."""
         return self._connection.batch()
 
     def expect_answers(self, seconds: float) -> None:
-        """Lose the worker once one of its answers takes longer."""
+        """Set the seconds after which a missing response means that the worker is lost."""
         self._connection.reply_timeout = seconds
 
     def flush(self) -> None:
-        """Sends writes that are held back for the next request."""
+        """Send writes that are held for the next request."""
         self._connection.flush()
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
-        """Zeroed memory for all of them; DeviceError says how much is missing."""
+        """Allocate zeroed memory for tensors. Raises DeviceError with the missing bytes."""
         return [*self._place(tensors, clear=True)]
 
     def load(
@@ -298,49 +302,49 @@ class RemoteDevice:
         weights: Sequence[tuple[Tensor, Bytes]],
         progress: LoadProgress | None = None,
     ) -> list[Buffer]:
-        """Sends weights, straight from where their bytes are; returns when the worker has them.
+        """Allocate memory for weights and fill it; returns when the worker has them all.
 
-        What it has in files of its own it maps; other large ones are asked for by hash, which `hashes` may know.
+        The worker maps weights of its own files. Other large ones are tried by hash before they are sent.
         """
         for tensor, data in weights:
             if data.nbytes != tensor.nbytes:
                 raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
         self.announce_weights(weights)
-        # In their pages as they are in the file, if they are to be mapped from it there.
-        inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.there.is_mapped(t.name)}
+        # A weight that the worker is to map must lie in its page as in the file.
+        inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.worker_files.is_mapped(t.name)}
         buffers = self._place([tensor for tensor, _ in weights], clear=False, inside=inside)
         try:
             items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
-            items = self.there.bind(items, progress)
+            items = self.worker_files.bind(items, progress)
             sent = {item.name for item in items}
             for tensor, data in weights:
                 if tensor.name not in sent:
                     self._bound(tensor)[0].local_weight_bytes += data.nbytes
-            threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
+            threshold = OWN_HASH_THRESHOLD if self.is_ours else HASH_THRESHOLD
             send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
             for buffer in buffers:
                 buffer.free()
             raise
-        for hashes in (self.hashes, self.there.digests):
+        for hashes in (self.hashes, self.worker_files.digests):
             if isinstance(hashes, KnownHashes):
                 hashes.save()
         return [*buffers]
 
     def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
-        """Asks which of them the worker has in files of its own; both sides hash those from now on."""
-        self.there.expect([(tensor.name, data) for tensor, data in weights])
+        """Offer weights to the worker. Both sides start to hash those that its own files may hold."""
+        self.worker_files.announce([(tensor.name, data) for tensor, data in weights])
 
     @property
     def local_weight_bytes(self) -> int:
-        """Bytes of weights that the worker has from files of its own."""
+        """Bytes of weights from the worker's own files."""
         return sum(buffer.local_weight_bytes for buffer in [*self._buffers])
 
     def _place(
         self, tensors: Sequence[Tensor], clear: bool, inside: Mapping[str, int] | None = None
     ) -> list[RemoteBuffer]:
-        """Memory for all of them; `inside`: at which byte of a page one is to begin, by name."""
-        self._surface()
+        """Allocate memory for tensors. `inside`: byte of a page at which a tensor starts, by name."""
+        self._raise_failure()
         for tensor in tensors:
             if tensor.view_src is not None:
                 raise DeviceError(f"tensor {tensor.name or '?'} is a view: place what it views")
@@ -349,7 +353,7 @@ class RemoteDevice:
         group: list[tuple[Tensor, int]] = []
         at = end = 0
         for tensor, size in zip(tensors, sizes, strict=True):
-            step = max(self._alignment, _PAGE) if self.own and size > OWN_HASH_THRESHOLD else self._alignment
+            step = max(self._alignment, _PAGE) if self.is_ours and size > OWN_HASH_THRESHOLD else self._alignment
             first = (inside or {}).get(tensor.name)
             at = -(-at // step) * step if first is None else at + (first - at) % _PAGE
             size = -(-max(size, 1) // self._alignment) * self._alignment
@@ -368,7 +372,7 @@ class RemoteDevice:
         for buffer, (_, group) in zip(buffers, groups, strict=True):
             for tensor, at in group:
                 tensor.buffer, tensor.offset = buffer, at
-        if not self.own:
+        if not self.is_ours:
             with self._connection.batch():
                 for tensor in tensors:
                     if _is_padded(tensor):
@@ -376,13 +380,13 @@ class RemoteDevice:
         return buffers
 
     def _allocate(self, sizes: Sequence[int], clear: bool) -> list[RemoteBuffer]:
-        """Buffers of these sizes, all or none."""
+        """Allocate buffers of these sizes, all or none. Raises DeviceFull."""
         connection, total = self._connection, sum(sizes)
         if total >= _ASK_FIRST:
             self._check_room(total)
         with connection.batch():
-            asked = [connection.ask(wire.AllocBuffer(self._number, size)) for size in sizes]
-        given = [connection.answer(future, wire.AllocResponse) for future in asked]
+            futures = [connection.start_call(wire.AllocBuffer(self._number, size)) for size in sizes]
+        given = [connection.wait_for(future, wire.AllocResponse) for future in futures]
         if not all(one.ptr and one.size >= size for one, size in zip(given, sizes, strict=True)):
             for one in given:
                 if one.ptr:
@@ -391,12 +395,12 @@ class RemoteDevice:
             self._check_room(total)
             raise DeviceFull(f"{self.name} has no room for {_mb(total)} more")
         with connection.batch():
-            bases = [connection.ask(wire.BufferGetBase(one.ptr)) for one in given]
-            if clear and not self.own:  # ours lend zeroed memory, whose pages nobody has touched
+            bases = [connection.start_call(wire.BufferGetBase(one.ptr)) for one in given]
+            if clear and not self.is_ours:  # our workers allocate zeroed pages
                 for one in given:
                     connection.send(wire.write_request(wire.BufferClear(one.ptr, 0)))
         buffers = [
-            RemoteBuffer(self, one.ptr, connection.answer(base, wire.Number).value, min(one.size, _MOST_BYTES))
+            RemoteBuffer(self, one.ptr, connection.wait_for(base, wire.Number).value, min(one.size, _MOST_BYTES))
             for one, base in zip(given, bases, strict=True)
         ]
         for buffer in buffers:
@@ -425,17 +429,17 @@ class RemoteDevice:
                 connection.send(wire.write_request(wire.FreeBuffer(ptr)))
 
     def _forget(self) -> None:
-        """Drops graphs made ready: memory they name is given back."""
+        """Drop prepared graphs, since buffers they name were freed."""
         self._prepared.clear()
         self._prepared_bytes = 0
 
     def _alloc_sizes(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Bytes each tensor needs; ggml's workers are asked where a back end may want more than the tensor has."""
+        """Return the bytes each tensor needs. A back end of a ggml worker may need more than the tensor has."""
         sizes = [tensor.nbytes for tensor in tensors]
-        if self.own:
+        if self.is_ours:
             return sizes
         keys: list[tuple[Any, ...] | None] = []
-        asked: dict[tuple[Any, ...], Future[wire.Response]] = {}
+        futures: dict[tuple[Any, ...], Future[wire.Response]] = {}
         connection = self._connection
         with connection.batch():
             for tensor in tensors:
@@ -443,18 +447,18 @@ class RemoteDevice:
                 if _is_padded(tensor) or tensor.op in _MAY_EXPAND:
                     srcs = tuple((s.type, s.ne, s.nb) if s is not None else None for s in tensor.src)
                     key = (tensor.type, tensor.ne, tensor.nb, tensor.op, tensor.op_params, srcs)
-                    if key not in self._sizes and key not in asked:
+                    if key not in self._sizes and key not in futures:
                         absent = wire.WireTensor(0, 0, 0, (0, 0, 0, 0), (0, 0, 0, 0), 0)
                         given = [absent if s is None else wire_tensor(s, 0, 0, i) for i, s in enumerate(tensor.src, 2)]
                         request = wire.GetAllocSize(self._number, wire_tensor(tensor, 0, 0), tuple(given))
-                        asked[key] = connection.ask(request)
+                        futures[key] = connection.start_call(request)
                 keys.append(key)
-        for key, future in asked.items():
-            self._sizes[key] = min(connection.answer(future, wire.Number).value, _MOST_BYTES)
+        for key, future in futures.items():
+            self._sizes[key] = min(connection.wait_for(future, wire.Number).value, _MOST_BYTES)
         return [size if key is None else max(size, self._sizes[key]) for size, key in zip(sizes, keys, strict=True)]
 
     def _bound(self, tensor: Tensor) -> tuple[RemoteBuffer, int]:
-        """The buffer a tensor lies in, and where in it."""
+        """Return the buffer of a tensor and the offset in it."""
         root, inside = tensor.root()
         buffer = root.buffer
         if not isinstance(buffer, RemoteBuffer) or buffer.device._connection is not self._connection or not buffer.ptr:
@@ -472,8 +476,8 @@ class RemoteDevice:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
-        """Copies the bytes of `data` to byte `offset`; small ones leave with the next request."""
-        self._surface()
+        """Copy the bytes of `data` to byte `offset`. Small writes leave with the next request."""
+        self._raise_failure()
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if offset < 0 or offset + source.nbytes > tensor.nbytes:
             raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {tensor.nbytes}")
@@ -493,11 +497,11 @@ class RemoteDevice:
                 self._connection.send_bulk(head, source)
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
-        """`size` bytes of a bound tensor as they are once everything before is done.
+        """Read `size` bytes of a bound tensor, after all earlier requests.
 
-        Callbacks of the future run on the thread that receives: they must not wait for this device.
+        Callbacks of the future run on the receiving thread and must not wait for this device.
         """
-        self._surface()
+        self._raise_failure()
         if offset < 0 or size < 0 or offset + size > tensor.nbytes:
             raise DeviceError(f"bytes {offset} to {offset + size} of tensor {tensor.name or '?'} of {tensor.nbytes}")
         with self._connection.sending:
@@ -509,7 +513,7 @@ class RemoteDevice:
         return nothing
 
     def link(self, target: Device) -> RemoteLink | None:
-        """A way to a device of another worker of ours; None where this one cannot reach it, or may not."""
+        """Return a link to a device of another worker of ours, None if this one cannot reach it or links are off."""
         if not (self.links and target.links and isinstance(target, RemoteDevice)):
             return None
         if target._connection is self._connection:
@@ -519,14 +523,14 @@ class RemoteDevice:
         )
 
     def _fill(self, tensor: Tensor) -> wire.WireTensor:
-        """A tensor whose bytes others are about to change."""
+        """Return a tensor that a link is about to fill."""
         buffer, at = self._bound(tensor)
         buffer.sent_inputs.forget(at, at + tensor.nbytes)
         return wire_tensor(tensor, buffer.ptr, buffer.base + at)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copies bytes between bound tensors of this worker, as if through a third place where they overlap."""
-        self._surface()
+        """Copy bytes between bound tensors of this worker; they may overlap."""
+        self._raise_failure()
         n = source.nbytes
         if n != target.nbytes:
             raise DeviceError(f"copy of {n} bytes to a tensor of {target.nbytes}")
@@ -536,7 +540,7 @@ class RemoteDevice:
             apart = abs(end - start) if from_buffer is to_buffer else n
             if not n or not apart:
                 return
-            if self.own or apart >= n:
+            if self.is_ours or apart >= n:
                 steps, through = _steps(n, min(n, _COPY_STEP), end < start), None
             elif n <= apart * _MOST_STEPS:
                 steps, through = _steps(n, apart, end < start), None
@@ -553,12 +557,12 @@ class RemoteDevice:
     def _copy_bytes(self, source: tuple[RemoteBuffer, int], target: tuple[RemoteBuffer, int], n: int) -> None:
         src, dst = (_raw(buffer, at, n) for buffer, at in (source, target))
         connection = self._connection
-        if self._copies is None:  # whether this worker's back end can is only known by trying
+        if self._copies is None:  # only a try shows if the worker's back end can copy
             self._copies = bool(connection.call(wire.CopyTensor(src, dst), wire.Number).value)
             if self._copies:
                 return
         if self._copies:
-            connection.ask(wire.CopyTensor(src, dst)).add_done_callback(self._copied)
+            connection.start_call(wire.CopyTensor(src, dst)).add_done_callback(self._copied)
         else:
             future = connection.fetch(wire.GetTensor(src, 0, n))
             connection.flush()
@@ -568,8 +572,8 @@ class RemoteDevice:
         if answer.exception() is None and answer.result() != wire.Number(1):
             self._failure = DeviceError(f"{self.name} refused to copy a tensor")
 
-    def _surface(self) -> None:
-        """Raises what went wrong in the background."""
+    def _raise_failure(self) -> None:
+        """Raise the error of an earlier request, if there was one."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -577,30 +581,29 @@ class RemoteDevice:
     # --- graphs -------------------------------------------------------------------------------------------------------
 
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> object:
-        """Puts a graph into bytes, and where the worker does not do it, its activations into memory.
+        """Encode a graph, and place its activations if the worker does not do so.
 
-        Kernels are the worker's business: it makes them when the graph comes.
+        The worker compiles kernels itself when it gets the graph.
         """
-        self._surface()
+        self._raise_failure()
         with self._connection.sending:
             return self._prepare(graph)
 
     def launch(self, graph: Graph) -> None:
-        """See Device; nothing waits here."""
         self.submit(graph)
 
     def finish(self) -> None:
-        """See Device."""
+        """Return at once: `launch` has submitted the graph."""
 
     def submit(self, graph: Graph) -> None:
-        """Computes a graph, by its name alone where the worker has it still."""
-        self._surface()
+        """Compute a graph. It is sent by name if the worker still has it."""
+        self._raise_failure()
         if not graph.nodes:
             return
         connection = self._connection
         with connection.sending:
             prepared = self._prepare(graph)  # may grow the compute buffer, so that the worker forgets
-            if self._sent.again(prepared.uid, self._shared.freed):
+            if self._sent.can_rerun(prepared.uid, self._shared.freed):
                 connection.send(
                     wire.write_request(wire.GraphRecompute(self._number, prepared.uid), connection.protocol)
                 )
@@ -610,23 +613,23 @@ class RemoteDevice:
                 )
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
-        """Raises DeviceError: a worker tells no times."""
-        raise DeviceError(f"{self.name} does not tell how long its operations take")
+        """Raises DeviceError: the protocol has no operation times."""
+        raise DeviceError(f"{self.name} cannot time its operations")
 
     def drop_graphs(self, graphs: Iterable[Graph]) -> None:
-        """Drops the bytes of graphs; their working memory is the worker's."""
+        """Drop encoded graphs. The worker releases their working memory itself."""
         with self._connection.sending:
             for graph in graphs:
                 prepared = self._prepared.pop(id(graph), None)
                 self._prepared_bytes -= 0 if prepared is None else len(prepared.payload)
 
     def trim_memory(self) -> None:
-        """Nothing to do: the worker rests by itself."""
+        """Do nothing: the worker releases idle memory itself."""
 
     def abandon(self) -> None:
-        """Nothing to do: `submit` waits for no result."""
+        """Do nothing: `submit` does not wait for a result."""
 
-    def _prepare(self, graph: Graph) -> _Prepared:
+    def _prepare(self, graph: Graph) -> _PreparedGraph:
         prepared = self._prepared.get(id(graph))
         if prepared is not None:
             self._prepared.move_to_end(id(graph))
@@ -636,7 +639,7 @@ class RemoteDevice:
         places: dict[Tensor, int] = {}
         base = ptr = 0
         lives = [*activations(graph)]
-        if not self.own and lives:
+        if not self.is_ours and lives:
             sizes = dict(zip(lives, self._alloc_sizes(lives), strict=True))
             size, places = plan(graph, sizes.__getitem__, self._alignment)
             compute = self._compute_buffer(size)
@@ -652,8 +655,8 @@ class RemoteDevice:
         for root in {node.root()[0] for node in graph.nodes if not node.is_noop}:
             if root.buffer is not None:
                 buffer, at = self._bound(root)
-                buffer.sent_inputs.leave(at, at + root.nbytes)
-        prepared = _Prepared(graph, wire_graph(self._number, graph, memory).payload, next(self._uids))
+                buffer.sent_inputs.exclude(at, at + root.nbytes)
+        prepared = _PreparedGraph(graph, wire_graph(self._number, graph, memory).payload, next(self._uids))
         self._prepared[id(graph)] = prepared
         self._prepared_bytes += len(prepared.payload)
         while self._prepared_bytes > _PAYLOADS_KEPT and len(self._prepared) > 1:
@@ -661,7 +664,7 @@ class RemoteDevice:
         return prepared
 
     def _compute_buffer(self, size: int) -> RemoteBuffer:
-        """Memory for what lives only while a graph is computed; it only grows."""
+        """Return the buffer of activations. It only grows."""
         compute = self._compute
         if compute is None or compute.size < size:
             if compute is not None:
@@ -671,17 +674,17 @@ class RemoteDevice:
 
 
 def _is_padded(tensor: Tensor) -> bool:
-    """Whether back ends may pad a tensor's rows: quantized, and not of whole 512 elements."""
+    """Return True if back ends may pad a tensor's rows: quantized, and no multiple of 512 elements."""
     return tensor.type.block_size > 1 and tensor.ne[0] % 512 != 0 and tensor.view_src is None
 
 
 def _raw(buffer: RemoteBuffer, at: int, n: int) -> wire.WireTensor:
-    """`n` bytes of a buffer as a tensor."""
+    """Return `n` bytes of a buffer as a tensor."""
     return wire.WireTensor(1, int(TensorType.I8), buffer.ptr, (n, 1, 1, 1), (1, n, n, n), buffer.base + at)
 
 
 def _steps(n: int, step: int, ascending: bool) -> list[tuple[int, int]]:
-    """Pieces (offset, length) of `n` bytes in the order in which none is overwritten before it is read."""
+    """Return pieces (offset, length) of `n` bytes in an order in which none is overwritten before it is read."""
     pieces = [(at, min(step, n - at)) for at in range(0, n, step)]
     return pieces if ascending else pieces[::-1]
 

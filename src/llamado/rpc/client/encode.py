@@ -1,4 +1,4 @@
-"""Tensors and graphs as they travel: numbered in the order ggml sends them, with the memory a worker knows them by."""
+"""Tensors and graphs for the wire, numbered in ggml's order, with the worker's buffers and addresses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llamado.ggml.tensor import Tensor
 from llamado.rpc import wire
 
 Memory = Callable[[Tensor], tuple[int, int]]
-"""A tensor's buffer and address on the worker, (0, 0) where it has none."""
+"""Return a tensor's buffer and address on the worker, (0, 0) without memory."""
 
 _U32 = 0xFFFFFFFF
 _PARAMS = wire.TENSOR["op_params"]
 
 
 def wire_tensor(tensor: Tensor, buffer: int, data: int, id: int = 1) -> wire.WireTensor:
-    """One tensor alone, without its sources."""
+    """Return one tensor without its sources."""
     ne, nb = tensor.ne, tensor.nb
     return wire.WireTensor(
         id=id,
@@ -37,14 +37,14 @@ def wire_tensor(tensor: Tensor, buffer: int, data: int, id: int = 1) -> wire.Wir
 
 
 def in_order(graph: Graph) -> list[Tensor]:
-    """All tensors of a graph, each after its sources and what it is a view of: the order in which ggml sends them."""
+    """Return all tensors of a graph in ggml's order: each after its sources and the tensor it is a view of."""
     seen: set[Tensor] = set()
     order: list[Tensor] = []
     for node in graph.nodes:
         if node in seen:
             continue
         seen.add(node)
-        # An own stack instead of recursion: a graph may be deeper than Python's call stack.
+        # A stack instead of recursion: a graph may be deeper than Python's call stack.
         path = [(node, iter((*node.src, node.view_src)))]
         while path:
             tensor, before = path[-1]
@@ -62,7 +62,7 @@ def in_order(graph: Graph) -> list[Tensor]:
 
 
 def wire_graph(device: int, graph: Graph, memory: Memory) -> wire.GraphCompute:
-    """A graph for one device of a worker; DeviceError for strides the wire cannot carry."""
+    """Return a graph as a request to one device. Raises DeviceError for strides the wire cannot carry."""
     tensors = in_order(graph)
     ids = {tensor: i for i, tensor in enumerate(tensors, 1)}
     counts = graph.use_counts()

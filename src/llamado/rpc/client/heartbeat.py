@@ -1,7 +1,7 @@
-"""Noticing that a worker is gone although its connection says nothing: frozen, crashed with its machine, unplugged.
+"""Detection of workers that are gone without closing the connection: frozen, crashed machine, unplugged cable.
 
-Our workers answer a second connection while they compute, so they are asked for a sign of life there. ggml's serve one
-connection at a time: of them the kernel tells whether what it sent is acknowledged.
+Our workers serve a second connection while they compute, which carries heartbeats. ggml's workers serve one connection
+at a time; for them the kernel's TCP state shows if data is acknowledged.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
 
 _ATTEMPTS = 3
-"""Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
+"""Connections tried for a heartbeat: a crowded worker may close one before its first request."""
 _LONGEST_INTERVAL = 1.0
 
 
 class Patience(NamedTuple):
-    """Seconds of everything that is waited for where a worker says nothing."""
+    """Time limits of a silent worker, in seconds."""
 
     interval: float
-    """Between two signs of life."""
+    """Between two heartbeats."""
     answer: float
-    """A sign of life may take so long: with the interval, a frozen worker is noticed in time."""
+    """For a heartbeat's response. Together with the interval, a frozen worker is detected in time."""
     silence: float
-    """Without an acknowledgement after which a line is dead, where one has been `overdue` for so long.
+    """Without an acknowledgement after which a connection is dead, if one was `overdue` for that long.
 
-    An idle line is asked by the kernel after 1 s of silence (see transport.py), so it is dead in time, too.
+    The kernel probes an idle connection after 1 s of silence (see transport.py), so its death is detected in time, too.
     """
     overdue: float
 
     @classmethod
     def of(cls, seconds: float) -> Patience:
-        """What notices within `seconds` that a worker is gone (ggml's within 2 s at the earliest)."""
+        """Return limits that detect a lost worker within `seconds`; a ggml worker in 2 s at the earliest."""
         interval = min(0.2 * seconds, _LONGEST_INTERVAL)
         return cls(interval, seconds - 1.5 * interval, 0.8 * seconds, 0.25 * seconds)
 
 
 class Heartbeat:
-    """Signs of life over a connection of its own, made anew where the worker gave its place to another client."""
+    """Heartbeats on a connection of their own, which is reopened if the worker gave its place to another client."""
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float, patience: Patience) -> None:
         """Raises ConnectError."""
         self._endpoint, self._tls, self._patience = endpoint, tls, patience
         self._ended = False
         self.round_trip: float | None = None
-        """Seconds that the latest sign of life took."""
+        """Round trip of the latest heartbeat in seconds."""
         self._connect(timeout)
 
     def _connect(self, timeout: float) -> None:
@@ -60,9 +60,9 @@ class Heartbeat:
             self._sock.settimeout(timeout)
             try:
                 if self._ended:
-                    raise ConnectionAbortedError("it is not asked any more")
-                # UPGRADE tells the worker that this is no client of ggml's.
-                self._ask(wire.Hello(), wire.Upgrade(wire.LATEST.major), wire.DeviceCount())
+                    raise ConnectionAbortedError("the heartbeat was stopped")
+                # UPGRADE shows the worker that this is not a ggml client.
+                self._call(wire.Hello(), wire.Upgrade(wire.LATEST.major), wire.DeviceCount())
                 break
             except (OSError, wire.WireError) as error:
                 self._sock.close()
@@ -70,19 +70,19 @@ class Heartbeat:
                     raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
         self._sock.settimeout(self._patience.answer)
 
-    def say(self, request: wire.Request) -> None:
-        """Sends a request without a response; what there is an answer to comes after it. Raises ConnectError."""
+    def send(self, request: wire.Request) -> None:
+        """Send a request without a response and wait until the worker has done it. Raises ConnectError."""
         try:
             self._sock.sendall(wire.write_request(request))
-            self._ask(wire.DeviceCount())
+            self._call(wire.DeviceCount())
         except (OSError, wire.WireError) as error:
             raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
 
     def beat(self) -> str | None:
-        """Asks for a sign of life; what is wrong if there is none."""
+        """Send a heartbeat. Returns None if it is answered, else the fault."""
         began = time.perf_counter()
         try:
-            self._ask(wire.DeviceCount())
+            self._call(wire.DeviceCount())
             self.round_trip = time.perf_counter() - began
         except TimeoutError:
             return f"it gives no sign of life for {self._patience.answer:.2g} s"
@@ -95,7 +95,7 @@ class Heartbeat:
                 return why
         return None
 
-    def _ask(self, *requests: wire.Hello | wire.Upgrade | wire.DeviceCount) -> None:
+    def _call(self, *requests: wire.Hello | wire.Upgrade | wire.DeviceCount) -> None:
         for command in (wire.COMMANDS[type(request)] for request in requests):
             if wire.has_response(command):
                 self._reader.expect(command)
@@ -108,7 +108,7 @@ class Heartbeat:
                 self._reader.feed(data)
 
     def interrupt(self) -> None:
-        """Makes a `beat` in another thread come back."""
+        """Make a `beat` in another thread return."""
         self._ended = True
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
@@ -119,31 +119,31 @@ class Heartbeat:
         self._sock.close()
 
 
-class Watched(Protocol):
-    """What a watch wants of a connection."""
+class MonitoredConnection(Protocol):
+    """A connection that can be monitored."""
 
     endpoint: Endpoint
 
     @property
     def lost(self) -> Exception | None:
-        """Why it is lost; None while all is well."""
+        """Reason of the loss, None while the worker is up."""
 
     @property
     def reply_timeout(self) -> float:
-        """Seconds an answer may take."""
+        """Most seconds until a response."""
 
-    def stalled(self) -> float:
-        """Seconds for which nothing has moved although something should."""
+    def stalled_seconds(self) -> float:
+        """Return seconds without progress."""
 
     def lose(self, why: str) -> None:
-        """The worker is gone."""
+        """Declare the worker lost."""
 
 
 class LivenessMonitor:
-    """A thread that looks after one connection and declares it lost."""
+    """A thread that monitors one connection and declares it lost."""
 
     def __init__(
-        self, connection: Watched, transport: Transport, heartbeat: Heartbeat | None, patience: Patience
+        self, connection: MonitoredConnection, transport: Transport, heartbeat: Heartbeat | None, patience: Patience
     ) -> None:
         self._connection, self._transport, self._heartbeat = connection, transport, heartbeat
         self._patience = patience
@@ -154,7 +154,7 @@ class LivenessMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; may be called from it."""
+        """End the thread; may be called from it."""
         self._stop.set()
         if self._heartbeat is not None:
             self._heartbeat.interrupt()
@@ -178,7 +178,7 @@ class LivenessMonitor:
                     overdue_since = now
                 elif now - overdue_since >= patience.overdue and line.silence >= patience.silence:
                     why = f"nothing was heard from it for {line.silence:.1f} s"
-            if why is None and connection.stalled() > connection.reply_timeout:
+            if why is None and connection.stalled_seconds() > connection.reply_timeout:
                 why = f"it has not answered for {connection.reply_timeout:g} s"
             if why is not None and not self._stop.is_set():
                 connection.lose(why)

@@ -1,4 +1,4 @@
-"""A link between two workers: tensors go straight from one to the other, and who uses both only says when."""
+"""A link between two workers: tensors go straight from one to the other when the server requests it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from llamado.rpc.client.connection import WorkerConnection
 
 log = logging.getLogger("llamado.rpc")
 
-_BROKEN = "nothing comes by it any more; what goes there goes through this machine for some minutes"
+_BROKEN = "the link is broken; tensors go through this machine for some minutes"
 
 
 class End(NamedTuple):
-    """A worker at one end of a link."""
+    """The worker at one end of a link."""
 
     connection: WorkerConnection
     name: str
     locate: Callable[[Tensor], wire.WireTensor]
-    """A bound tensor as it travels."""
+    """Returns a bound tensor as it is on the wire."""
 
 
 class RemoteLink:
-    """A connection of `source` to `target`, which has it as an inlet of this number; see TensorLink."""
+    """A `TensorLink` from worker `source` to worker `target`.
+
+    `number`: the link on the source; `inlet`: its inlet on the target.
+    """
 
     def __init__(self, source: End, target: End, number: int, inlet: wire.InletTicket) -> None:
         self._source, self._target = source, target
@@ -40,7 +43,7 @@ class RemoteLink:
 
     @classmethod
     def open(cls, source: End, target: End) -> RemoteLink | None:
-        """Has one worker connect to the other; None, and a line in the log, where it cannot."""
+        """Make one worker connect to the other. Returns None and logs a line if it cannot."""
         inlet = target.connection.call(wire.OpenInlet(), wire.InletTicket)
         where = str(target.connection.endpoint).encode()
         number = source.connection.call(wire.ConnectNext(inlet.ticket, where), wire.Number).value
@@ -55,7 +58,6 @@ class RemoteLink:
         return None
 
     def send(self, source: Tensor, size: int) -> int:
-        """See TensorLink."""
         connection = self._source.connection
         with connection.sending:
             sequence = next(self._sequence)
@@ -63,10 +65,9 @@ class RemoteLink:
         return sequence
 
     def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
-        """See TensorLink."""
         connection, arrival = self._target.connection, Future[Arrival]()
         with connection.sending:
-            answer = connection.ask(wire.Await(self._target.locate(target), self._inlet.number, size, number))
+            answer = connection.start_call(wire.Await(self._target.locate(target), self._inlet.number, size, number))
         answer.add_done_callback(lambda answer: self._arrived(answer, arrival))
         return arrival
 
@@ -85,8 +86,7 @@ class RemoteLink:
         arrival.set_exception(self.lost)
 
     def close(self) -> None:
-        """See TensorLink."""
         if self.lost is None:
             self.lost = LinkLost(f"{self._source.name} → {self._target.name}", "it was closed")
         with suppress(LlamadoError):
-            self._target.connection.aside(wire.CloseInlet(self._inlet.ticket))
+            self._target.connection.send_separately(wire.CloseInlet(self._inlet.ticket))

@@ -1,4 +1,4 @@
-"""Weights that a worker of ours has in files of its own: it maps them, and nothing is sent."""
+"""Weights that our worker has in its own files: the worker maps them and no bytes are sent."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.client.upload import Weight
 
 _LEAST = 256 << 10
-"""Smaller weights are sent: they cost less than to ask."""
+"""Smaller weights are sent: that costs less than a request."""
 _AT_ONCE = 64 << 20
-"""Bytes that are asked for together, while the hashes of what follows are computed."""
+"""Bytes of weights per BIND; meanwhile the hashes of later weights are computed."""
 _THREADS = 4
 _MAPPED = 2
-"""What a worker answers that maps a weight, if that lies in its page as it does in the file."""
+"""Response to OFFER: the worker maps the weight if it lies in its page as in the file."""
 
 
 class OwnWeights:
-    """What one device may have by itself. `digests`: SHA-256 of weights by name, to which computed ones are added."""
+    """Weights in the worker's own files for one device. `digests`: SHA-256 by name; computed ones are added."""
 
     def __init__(self, connection: WorkerConnection, digests: MutableMapping[str, int]) -> None:
         self._connection, self.digests = connection, digests
-        self._asked: dict[str, int] = {}
+        self._offers: dict[str, int] = {}
         self._hashing: dict[str, Future[int]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def expect(self, weights: Sequence[tuple[str, Bytes]]) -> None:
-        """Asks which of these the worker may have; both sides hash those from now on, and the caller goes on."""
+    def announce(self, weights: Sequence[tuple[str, Bytes]]) -> None:
+        """Offer weights to the worker. Both sides start to hash those it may have, in the background."""
         if not self._connection.has_own_files:
             return
-        new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._asked]
+        new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._offers]
         if not new:
             return
         offer = wire.Offer(tuple(wire.OfferedWeight(name.encode(), data.nbytes) for name, data in new))
         for (name, data), answer in zip(new, self._connection.fetch(offer).result().tolist(), strict=True):
-            self._asked[name] = answer
+            self._offers[name] = answer
             if answer and name not in self.digests:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(max(1, min(_THREADS, os.cpu_count() or 1)), "llamado-hash")
                 self._hashing[name] = self._pool.submit(_digest, data)
 
     def is_mapped(self, name: str) -> bool:
-        """Whether the worker maps a weight, if that lies in its page as it does in the file."""
-        return self._asked.get(name) == _MAPPED
+        """Return True if the worker maps a weight that lies in its page as in the file."""
+        return self._offers.get(name) == _MAPPED
 
     def bind(self, weights: Sequence[Weight], progress: LoadProgress | None) -> list[Weight]:
-        """Has the worker put there what it has of these, all of which were expected; those that it does not have."""
+        """Let the worker fill in the weights it has; all were passed to `announce`. Returns those that must be sent."""
         left: list[Weight] = []
         groups: list[list[Weight]] = [[]]
         for weight in weights:
-            if not self._asked.pop(weight.name, 0):
+            if not self._offers.pop(weight.name, 0):
                 left.append(weight)
                 continue
             if sum(one.data.nbytes for one in groups[-1]) >= _AT_ONCE:
@@ -62,8 +62,8 @@ class OwnWeights:
             groups[-1].append(weight)
         answers = []
         for group in filter(None, groups):
-            question = wire.Bind(tuple([self._bound(weight) for weight in group]))
-            answers.append((group, self._connection.fetch(question)))
+            request = wire.Bind(tuple([self._bound(weight) for weight in group]))
+            answers.append((group, self._connection.fetch(request)))
         for group, answer in answers:
             for weight, done in zip(group, answer.result().tolist(), strict=True):
                 if not done:
@@ -81,7 +81,7 @@ class OwnWeights:
         return wire.BoundWeight(tensor.buffer, tensor.data, weight.data.nbytes, digest, weight.name.encode())
 
     def close(self) -> None:
-        """Ends what is still hashed."""
+        """Cancel running hashes."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""Which graphs of a device the worker still has, so that their names are enough."""
+"""Names of the graphs that a worker still has, to run them again by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from llamado.rpc import wire
 
 
 class SentGraphs:
-    """The names of graphs that a worker keeps for one device, counted exactly as it counts them.
+    """The graphs that a worker keeps for one device, counted exactly as the worker counts them.
 
-    Nothing is ever said of a graph that was dropped: both sides forget all of them before one too many is sent, and a
-    worker may not run any of them again once a buffer was freed, though it goes on counting their names.
+    A worker does not report dropped graphs. Both sides forget all graphs before one more than the protocol allows is
+    sent. Once a buffer was freed, a worker runs none of them again, though it still counts them.
     """
 
     def __init__(self, protocol: wire.Protocol) -> None:
@@ -18,8 +18,11 @@ class SentGraphs:
         self._usable: set[int] = set()
         self._freed = 0
 
-    def again(self, uid: int, freed: int) -> bool:
-        """Whether the worker can run a graph by its name, after so many buffers were `freed`; if not, it is sent."""
+    def can_rerun(self, uid: int, freed: int) -> bool:
+        """Return True if the worker can run a graph by name. If not, count it as sent now.
+
+        `freed`: number of buffers freed so far.
+        """
         if freed != self._freed:
             self._usable.clear()
             self._freed = freed

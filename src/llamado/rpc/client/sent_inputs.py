@@ -1,4 +1,4 @@
-"""What the inputs in a buffer hold, as far as it is known here: a write then sends only the bytes it changes.
+"""Copies of the inputs in a worker's buffer, so that a write sends only the bytes it changes.
 
 From one token to the next a mask changes by two bytes, and a batch's output rows not at all.
 """
@@ -10,20 +10,20 @@ import numpy as np
 from llamado.devices.device import Bytes
 
 _LARGEST = 1 << 20
-"""Inputs above this size are not remembered; comparing them would take longer than it saves."""
+"""Largest input that is copied, in bytes; comparing a larger one takes longer than it saves."""
 
 
 class SentInputs:
-    """The content of inputs by the byte of the buffer they start at. Several graphs may keep theirs in one place."""
+    """Contents of inputs by their start in the buffer. Inputs of several graphs may share a place."""
 
     def __init__(self) -> None:
         self._known: dict[int, Bytes] = {}
         self._changing: list[tuple[int, int]] = []
 
     def write(self, start: int, offset: int, source: Bytes) -> tuple[int, int]:
-        """Takes note that `source` is put `offset` bytes into the input at `start`.
+        """Record that `source` is written `offset` bytes into the input at `start`.
 
-        Gives the part of `source`, from and to, that is not there yet.
+        Returns the range of `source` (start, end) that differs from the worker's content.
         """
         n = source.nbytes
         end = offset + n
@@ -47,12 +47,12 @@ class SentInputs:
         return 0, n
 
     def forget(self, start: int, end: int, but: int = -1) -> None:
-        """Bytes are changed by other means: what overlaps them is not known any more, except for the input at `but`."""
+        """Drop inputs that overlap bytes changed by other means, except the input at `but`."""
         for at in [at for at, known in self._known.items() if at < end and start < at + known.nbytes and at != but]:
             del self._known[at]
 
-    def leave(self, start: int, end: int) -> None:
-        """A graph writes these bytes: they are never known."""
+    def exclude(self, start: int, end: int) -> None:
+        """Exclude bytes that a graph writes."""
         self.forget(start, end)
         if (start, end) not in self._changing:
             self._changing.append((start, end))
@@ -61,6 +61,6 @@ class SentInputs:
         return any(first < end and start < last for first, last in self._changing)
 
     def clear(self) -> None:
-        """Nothing is known."""
+        """Drop all contents."""
         self._known.clear()
         self._changing.clear()

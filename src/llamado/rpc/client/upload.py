@@ -1,4 +1,4 @@
-"""Sending weights: by hash where the worker may have them in its cache, otherwise straight from the mapped file."""
+"""Upload of weights: by hash if the worker may have them cached, else straight from the mapped file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.hashing import LANES, fnv1a_many
 
 HASH_THRESHOLD = 10 << 20
-"""Bytes above which a ggml worker is asked for a weight by hash before the weight is sent, as ggml's client does."""
+"""Bytes above which a ggml worker is pending for a weight by hash before the weight is sent, as ggml's client does."""
 OWN_HASH_THRESHOLD = 256 << 10
 """The same for our workers: all matrices of a model, not only the largest ones."""
 
 
 class Weight(NamedTuple):
-    """A placed tensor and its bytes; `name` is what its hash is remembered by."""
+    """A placed tensor and its bytes. `name` is the key of its hash."""
 
     name: str
     tensor: wire.WireTensor
@@ -33,37 +33,37 @@ def send_weights(
     hashes: MutableMapping[str, int],
     threshold: int,
 ) -> None:
-    """Gives a worker its weights and returns when it has them all; asks by hash for those of more than `threshold`.
+    """Upload weights and return when the worker has them all. Those above `threshold` bytes are tried by hash first.
 
-    Hashes known from `hashes` are asked for at once; the others are computed while data is on its way, and added.
+    `hashes` has known hashes by name; the missing ones are computed during the upload and added.
     """
     large = [w for w in weights if w.data.nbytes > threshold]
     known = [w for w in large if w.name in hashes]
     unknown = [w for w in large if w.name not in hashes]
-    asked: deque[tuple[Weight, Future[wire.Response]]] = deque()
+    pending: deque[tuple[Weight, Future[wire.Response]]] = deque()
 
-    def ask(group: Sequence[Weight]) -> None:
+    def try_hashes(group: Sequence[Weight]) -> None:
         with connection.batch():
             for weight in group:
-                question = wire.SetTensorHash(weight.tensor, 0, hashes[weight.name])
-                asked.append((weight, connection.ask(question)))
+                request = wire.SetTensorHash(weight.tensor, 0, hashes[weight.name])
+                pending.append((weight, connection.start_call(request)))
 
     with ThreadPoolExecutor(1, "hash") as pool:
         groups = [unknown[i : i + LANES] for i in range(0, len(unknown), LANES)]
         hashing = deque((group, pool.submit(fnv1a_many, [w.data for w in group])) for group in groups)
         try:
-            ask(known)
+            try_hashes(known)
             for weight in weights:
                 if weight.data.nbytes <= threshold:
                     _send(connection, weight, 0, progress)
-            while asked or hashing:
-                # the questions go out before the data in front of them, so that their answers are there in time
-                while hashing and (not asked or hashing[0][1].done()):
+            while pending or hashing:
+                # The hashes are sent before the data of earlier weights, so that their responses arrive in time.
+                while hashing and (not pending or hashing[0][1].done()):
                     group, future = hashing.popleft()
                     for weight, value in zip(group, future.result(), strict=True):
                         hashes[weight.name] = value
-                    ask(group)
-                weight, answer = asked.popleft()
+                    try_hashes(group)
+                weight, answer = pending.popleft()
                 response = answer.result()
                 assert isinstance(response, wire.Number)
                 if not response.value:
@@ -73,7 +73,7 @@ def send_weights(
         finally:
             for _, future in hashing:
                 future.cancel()
-    connection.call(wire.DeviceCount(), wire.Number)  # answered when all before it is done
+    connection.call(wire.DeviceCount(), wire.Number)  # responds once all earlier requests are done
 
 
 def _send(connection: WorkerConnection, weight: Weight, cache_flag: int, progress: LoadProgress | None) -> None:

@@ -1,4 +1,4 @@
-"""The workers of `--rpc`: all of them connected at the same time, waited for, and reached again when one was lost."""
+"""The workers of `--rpc` as a back end: connect to all in parallel, wait for missing ones, reconnect lost ones."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
 log = logging.getLogger("llamado.rpc")
 
 GREETING = 60.0
-"""Seconds that a worker that is waited for gets for greeting, once it has accepted the connection.
+"""Seconds for the greeting of a worker that is waited for, once it has accepted the connection.
 
-ggml's worker may still be busy with the connection that was lost. If we gave up on the next one it would answer it
-later, closed as it is, and die of that (SIGPIPE).
+A ggml worker may still be busy with the lost connection. If we closed the next one early, the worker would later
+respond on it and die of that (SIGPIPE).
 """
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-"""Seconds between two attempts to reach a worker that is waited for: half as many again each time."""
+"""Shortest and longest pause between two attempts to reach a worker, in seconds. Each is 1.5 times the last."""
 _AT_ONCE, _LOOK = 0.3, 0.05
-"""Seconds within which nothing is said of a worker that is not there yet, and between two looks."""
+"""Seconds without a log line about a missing worker, and between two checks."""
 _SILENT = "it accepts the connection but does not answer"
 
 
 class WorkersUnreachable(LlamadoError):
-    """Workers that do not answer."""
+    """Workers of `--rpc` do not respond."""
 
     in_logs = "RPC connection failed"
 
 
 class Workers:
-    """The workers at some endpoints (as `--rpc` spells them) as a back end (`devices/registry.py`)."""
+    """The workers at the endpoints of `--rpc`, as a back end (`devices/registry.py`)."""
 
     def __init__(self, endpoints: Sequence[str], options: DeviceOptions) -> None:
-        """Raises EndpointError for certificates that cannot be used; nothing is connected yet."""
+        """Does not connect yet. Raises EndpointError for certificates that cannot be used."""
         self._endpoints = [Endpoint.parse(text) for text in endpoints]
         self._hashes: MutableMapping[str, int] | None = None
         self._digests: MutableMapping[str, int] | None = None
@@ -59,9 +59,9 @@ class Workers:
         self._attempts: dict[Endpoint, Future[list[RemoteDevice]]] = {}
 
     def connect(self, timeout: float | None = None) -> list[list[RemoteDevice] | Unreachable]:
-        """The devices of every worker, numbered over all of them.
+        """Connect to all workers and return their devices, numbered over all workers.
 
-        A worker that does not answer counts as one device, so that the others' numbers stay as they are.
+        An unreachable worker counts as one device, so that the numbers of the others stay the same.
         """
 
         def one(endpoint: Endpoint) -> list[RemoteDevice] | Unreachable:
@@ -74,9 +74,9 @@ class Workers:
             return self._numbered(list(pool.map(one, self._endpoints)))
 
     def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[RemoteDevice]:
-        """The devices of all workers, those that do not answer waited for `wait` seconds.
+        """Return the devices of all workers, after up to `wait` seconds for missing ones.
 
-        Raises WorkersUnreachable, naming all that do not answer.
+        Raises WorkersUnreachable, naming all missing workers.
         """
         found = (
             self.connect() if wait <= 0 else self._numbered(self._when_there(wait, waiting or (lambda missing: None)))
@@ -92,7 +92,7 @@ class Workers:
     def reach(
         self, endpoint: Endpoint, timeout: float | None = None, greeting: float | None = None
     ) -> list[RemoteDevice]:
-        """The devices of a worker, within `timeout` seconds. Raises ConnectError, DeviceError or VersionMismatch."""
+        """Connect to a worker within `timeout` seconds. Raises ConnectError, DeviceError or VersionMismatch."""
         return connect(
             endpoint,
             timeout=self._connect_timeout if timeout is None else timeout,
@@ -117,16 +117,16 @@ class Workers:
         return found
 
     def _when_there(self, wait: float, waiting: WaitCallback) -> list[list[RemoteDevice] | Unreachable]:
-        """The devices of all workers once all of them are there at the same time, or `wait` seconds are over.
+        """Return the devices of all workers once all are up at the same time, or after `wait` seconds.
 
-        Raises WorkersUnreachable for those that no waiting helps: of another version, or not trusted.
+        Raises WorkersUnreachable at once if waiting cannot help: another version, or an untrusted certificate.
         """
-        began, said = time.monotonic(), ""
+        began, logged = time.monotonic(), ""
         deadline = began + wait
         arrivals = [_Arrival(self, endpoint, deadline) for endpoint in self._endpoints]
         try:
             while True:
-                # One may die while others are waited for.
+                # A worker may die while others are awaited.
                 arrivals = [_Arrival(self, one.endpoint, deadline) if one.lost else one for one in arrivals]
                 missing = [arrival for arrival in arrivals if not arrival.done.is_set()]
                 if refused := [arrival.why for arrival in arrivals if arrival.refused]:
@@ -135,8 +135,8 @@ class Workers:
                 if not missing or now >= deadline:
                     break
                 text = "; ".join(arrival.missing.why for arrival in missing)
-                if now - began > _AT_ONCE and text != said:
-                    said = text
+                if now - began > _AT_ONCE and text != logged:
+                    logged = text
                     log.warning("waiting for workers: %s", text)
                     waiting([arrival.missing for arrival in missing])
                 missing[0].done.wait(_LOOK)
@@ -153,9 +153,9 @@ class Workers:
         return found
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> RemoteDevice:
-        """A new device in the place of a lost one, under its name. Raises DeviceLost while the worker is not there.
+        """Return a new device in place of a lost one, with its name. Raises DeviceLost while the worker is down.
 
-        Takes little more than `timeout` seconds; an attempt that got as far as a connection goes on behind that.
+        Takes little more than `timeout` seconds; an attempt with an open connection goes on in the background.
         """
         endpoint = next((known for known in self._latest if known == lost.endpoint), None)
         if endpoint is None:
@@ -164,7 +164,7 @@ class Workers:
         place = next((i for i, device in enumerate(latest) if device.name == lost.name), None)
         if place is None or latest[place].lost is not None:
             names = [device.name for device in latest]
-            new = self._attempt(endpoint, lost.name, latest[0].own, timeout)
+            new = self._attempt(endpoint, lost.name, latest[0].is_ours, timeout)
             if len(new) != len(names):
                 for device in new:
                     device.close()
@@ -176,7 +176,7 @@ class Workers:
         return self._latest[endpoint][place]
 
     def expect_answers(self, seconds: float | None) -> None:
-        """Lose the workers whose answers take longer from now on; None: as usual, for graphs may take long."""
+        """Set the seconds after which a missing response means that a worker is lost. None: the default, for graphs."""
         for devices in self._latest.values():
             devices[0].expect_answers(REPLY_TIMEOUT if seconds is None else seconds)
 
@@ -188,24 +188,24 @@ class Workers:
         return self.reach(endpoint)
 
     def add(self, place: str, devices: Sequence[Device]) -> None:
-        """Connect an opened worker again from now on when it is lost."""
+        """Add an opened worker, to reconnect it when it is lost."""
         endpoint = Endpoint.parse(place)
         if endpoint not in self._endpoints:
             self._endpoints.append(endpoint)
         self._latest[endpoint] = [device for device in devices if isinstance(device, RemoteDevice)]
 
     def remove(self, place: str) -> None:
-        """A worker that is not connected again."""
+        """Stop reconnecting a worker."""
         endpoint = Endpoint.parse(place)
         self._endpoints = [known for known in self._endpoints if known != endpoint]
         self._latest.pop(endpoint, None)
 
     def weight_types(self) -> frozenset[TensorType] | None:
-        """A worker says what it cannot do when it gets a graph."""
+        """Return None: a worker rejects an unsupported type when it gets the graph."""
         return None
 
     def _attempt(self, endpoint: Endpoint, name: str, own: bool, timeout: float) -> list[RemoteDevice]:
-        """The devices of a worker (`own`: ours, not ggml's), if they are there in time; raises DeviceLost."""
+        """Return the devices of a worker if it is up in time. `own`: ours, not ggml's. Raises DeviceLost."""
         attempt = self._attempts.get(endpoint)
         if attempt is None:
             attempt = self._attempts[endpoint] = Future()
@@ -230,9 +230,9 @@ class Workers:
 
 
 class _Arrival:
-    """A worker that is waited for until `deadline` (time.monotonic()), on a thread of its own.
+    """A thread that tries to reach a worker until `deadline` (time.monotonic()).
 
-    `done`: it is there, or `refused` for a reason that waiting does not mend.
+    `done` is set once the worker is up, or `refused` for a reason that waiting cannot help.
     """
 
     def __init__(self, workers: Workers, endpoint: Endpoint, deadline: float) -> None:
@@ -249,16 +249,16 @@ class _Arrival:
 
     @property
     def missing(self) -> Unreachable:
-        """Who is missing since when, and why."""
+        """The missing worker: since when, and the reason."""
         return Unreachable(str(self.endpoint), f"{self.endpoint} is missing since {self._since}: {self.why}")
 
     @property
     def lost(self) -> bool:
-        """Whether it was there, and is gone."""
+        """True if the worker was up and is gone."""
         return self._devices is not None and self._devices[0].lost is not None
 
     def outcome(self) -> list[RemoteDevice] | None:
-        """Its devices, if it is there by now; those that come after this are let go."""
+        """Return the devices if the worker is up, and end the attempts."""
         with self._lock:
             self._given_up.set()
             return self._devices

@@ -1,7 +1,7 @@
-"""Streams of the wire cut into messages without being changed, for programs that pass them on.
+"""Framing: split a stream of the wire into messages without changing it, for a proxy.
 
-`llamado.rpc.wire` reads messages strictly and hands out values. Here a message is bytes on their way: all that must be
-right is the framing, which is the same in every version of the protocol, and even noise comes out as it came in.
+`llamado.rpc.wire` reads messages strictly and returns values. Here a message is bytes in transit: only the framing must
+be right, which is the same in every version of the protocol, and even noise is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamado.rpc import wire
 REQUEST_HEAD, RESPONSE_HEAD = struct.Struct("<BQ"), struct.Struct("<Q")
 GRAPHS = frozenset({wire.Command.GRAPH_COMPUTE, wire.Command.GRAPH_RECOMPUTE})
 DELAYED = GRAPHS | {wire.Command.DELIVER}
-"""What takes a link's time: a graph on its way to a worker, and what one worker passes to the next."""
+"""Commands that a link delays: graphs to a worker, and tensors from one worker to the next."""
 ANSWERED = frozenset(command for command in wire.Command if wire.has_response(command))
 _COMMANDS = frozenset(wire.Command)
 _KEPT_ELSE = 4096
@@ -30,13 +30,13 @@ def _kept_bytes(message: wire.Message) -> int:
 _KEPT = {message.command: _kept_bytes(message) for message in wire.MESSAGES}
 
 
-def known(command: int | None) -> bool:
-    """Whether the protocol has a command of this number."""
+def is_command(command: int | None) -> bool:
+    """Return True if the protocol has a command of this number."""
     return command in _COMMANDS
 
 
 def command_name(command: int | None) -> str:
-    """As in the table of the protocol; also of numbers that are not in it."""
+    """Return the name of a command, also for unknown numbers."""
     if command is None:
         return "nothing"
     try:
@@ -46,14 +46,24 @@ def command_name(command: int | None) -> str:
 
 
 class Message:
-    """One message on its way. Times are those of the clock that `take` is given.
+    """One message in transit. Times are those of the clock passed to `take`.
 
-    `command` is None for a response that answers no request. `kept` is the head and as much of the payload as is worth
-    a look. `first` counts the bytes of the first read that brought some of it.
+    `command` is None for a response to no request. `kept` is the head and as much of the payload as the trace needs.
+    `first` counts the bytes in the first read.
     """
 
     __slots__ = (
-        "_end", "_head", "_kept_end", "began", "command", "due", "ended", "first", "just_headed", "kept", "request",
+        "_end",
+        "_head",
+        "_kept_end",
+        "began",
+        "command",
+        "completed_head",
+        "due",
+        "ended",
+        "first",
+        "kept",
+        "request",
         "seen",
     )  # fmt: skip
 
@@ -62,9 +72,9 @@ class Message:
         self.request = request
         self.began = self.ended = began
         self.due = began
-        """When its last byte is handed on."""
-        self.just_headed = False
-        """Whether the last `take` completed the head."""
+        """Time at which the last byte is sent on."""
+        self.completed_head = False
+        """True if the last `take` completed the head."""
         self.kept = bytearray()
         self.seen = 0
         self.first = 0
@@ -72,44 +82,44 @@ class Message:
         self._end = self._kept_end = head.size
 
     @property
-    def headed(self) -> bool:
-        """Whether the head is complete."""
+    def has_head(self) -> bool:
+        """True once the head is complete."""
         return self.seen >= self._head.size
 
     @property
-    def done(self) -> bool:
-        """Whether the last byte has come."""
-        return self.seen == self._end and self.headed
+    def is_complete(self) -> bool:
+        """True once the last byte was received."""
+        return self.seen == self._end and self.has_head
 
     @property
     def size(self) -> int:
-        """Bytes with the head; of no use before that is complete."""
+        """Bytes with the head. Valid once the head is complete."""
         return self._end
 
     @property
     def payload(self) -> memoryview:
-        """What was kept of the payload."""
+        """The kept part of the payload."""
         return memoryview(self.kept)[self._head.size :]
 
     @property
-    def whole(self) -> bool:
-        """Whether all of it is (or will be) kept."""
-        return self.headed and self._kept_end == self._end
+    def is_kept_whole(self) -> bool:
+        """True if all bytes are, or will be, kept."""
+        return self.has_head and self._kept_end == self._end
 
     def take(self, data: memoryview, now: float) -> int:
-        """Takes note of its bytes at the start of `data`; gives how many they are."""
+        """Record the message's bytes at the start of `data`. Returns their number."""
         taken = 0
-        self.just_headed = False
-        if not self.headed:
+        self.completed_head = False
+        if not self.has_head:
             taken = min(self._head.size - self.seen, len(data))
             self.kept += data[:taken]
             self.seen += taken
-            if self.headed:
-                self.just_headed = True
+            if self.has_head:
+                self.completed_head = True
                 size: int = self._head.unpack_from(self.kept)[-1]
                 self._end += size
                 self._kept_end += min(size, _kept(self.command))
-        if self.headed:
+        if self.has_head:
             n = min(self._end - self.seen, len(data) - taken)
             keep = min(self._kept_end - self.seen, n)
             if keep > 0:
@@ -126,42 +136,41 @@ def _kept(command: int | None) -> int:
     return _KEPT[wire.Command(command)] if command in _COMMANDS else _KEPT_ELSE
 
 
-class Requests:
-    """Cuts what a client sends."""
+class RequestFramer:
+    """Splits a client's stream into messages."""
 
     def __init__(self, awaiting: deque[Message]) -> None:
         self._awaiting = awaiting
         self.unfinished: Message | None = None
-        """The message whose end has not come."""
+        """The message that is not complete yet."""
 
     def take(self, data: memoryview, now: float) -> tuple[Message, int]:
-        """The message that `data` (not empty) begins in, and how many of the bytes are its.
+        """Return the message at the start of `data` (not empty), and the number of its bytes there.
 
-        A request that will be answered is put among those `awaiting` at its first byte, so before the worker can
-        answer it.
+        A request with a response joins `awaiting` at its first byte, before the worker can respond.
         """
         message = self.unfinished
         if message is None:
             message = Message(REQUEST_HEAD, data[0], now)
-            if message.command in ANSWERED or not known(message.command):
+            if message.command in ANSWERED or not is_command(message.command):
                 self._awaiting.append(message)
         n = message.take(data, now)
-        self.unfinished = None if message.done else message
+        self.unfinished = None if message.is_complete else message
         return message, n
 
 
-class Responses:
-    """Cuts what a worker sends; `awaiting` tells which request a response answers."""
+class ResponseFramer:
+    """Splits a worker's stream into messages. `awaiting`: requests without a response so far, in order."""
 
     def __init__(self, awaiting: deque[Message]) -> None:
         self._awaiting = awaiting
         self.unfinished: Message | None = None
-        """The message whose end has not come."""
+        """The message that is not complete yet."""
         self.lost = False
-        """A response came to no request, or to one that is not known: from there on nothing can be told apart."""
+        """True after a response to no request or to an unknown one: the rest of the stream cannot be split."""
 
     def take(self, data: memoryview, now: float) -> tuple[Message, int] | None:
-        """As of Requests; None once responses are `lost`."""
+        """Return the message at the start of `data` and the number of its bytes, None once responses are `lost`."""
         if self.lost:
             return None
         message = self.unfinished
@@ -172,5 +181,5 @@ class Responses:
                 return None
             message = Message(RESPONSE_HEAD, request.command, now, request)
         n = message.take(data, now)
-        self.unfinished = None if message.done else message
+        self.unfinished = None if message.is_complete else message
         return message, n

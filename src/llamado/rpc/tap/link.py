@@ -1,4 +1,4 @@
-"""One direction of a network link: when bytes that arrive at its near end come out of the far end. No sockets."""
+"""A simulated network link, one direction: times at which bytes leave its far end. No sockets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import threading
 class Link:
     """Delay and bandwidth, shared by all connections that go through the link.
 
-    `latency` and `jitter` in seconds: a delayed message is on its way for `latency` and, evenly distributed, up to
-    `jitter` more. `bandwidth` in bits per second: bytes leave one after another, whoever sends them; None: at once.
+    `latency` and `jitter` in seconds: a delayed message takes `latency` and, evenly distributed, up to `jitter` more.
+    `bandwidth` in bits per second, shared by all senders; None: no limit.
     """
 
     def __init__(
@@ -24,10 +24,9 @@ class Link:
         self._lock = threading.Lock()
 
     def due(self, n: int, arrived: float, *, delayed: bool) -> float:
-        """When `n` bytes that arrived at time `arrived` come out; without `delayed` the link has no latency for them.
+        """Return the time at which `n` bytes that arrived at time `arrived` leave; the latency counts if `delayed`.
 
-        Messages of one connection must not overtake each other: what comes out earlier than the message before it
-        waits for that one (`Lane` sees to it).
+        Jitter may reorder messages; `Lane` keeps the order within a connection.
         """
         at = arrived
         if self.bandwidth is not None:

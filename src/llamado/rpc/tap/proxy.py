@@ -1,17 +1,16 @@
-"""`llamado tap`: a proxy in front of a worker that decodes the traffic and delays the graphs, as a slow link would.
+"""`llamado tap`: a proxy in front of a worker that decodes the traffic and delays graphs like a slow link.
 
-It models a link, not a slow worker. A message that is delayed comes out `latency` after it came in; those behind it
-keep coming in meanwhile and are on their way at the same time, so ten of them sent at once come out together after one
-latency. A link's latency is not its occupancy: only `bandwidth` makes one message wait for the bytes of another. (A
-proxy that sleeps between reading and sending is the same for one message at a time, and another thing for more.)
-Nothing overtakes: what comes behind a delayed message waits behind it.
+It models a link, not a slow worker. A delayed message leaves `latency` after it arrived, and the messages behind it are
+in transit at the same time: ten of them sent at once leave together after one latency. Only `bandwidth` makes one
+message wait for the bytes of another. (A proxy that sleeps between reading and sending is equal for one message at a
+time, but not for more.) Messages stay in order: one behind a delayed message waits behind it.
 
-GRAPH_COMPUTE and GRAPH_RECOMPUTE are delayed, one delay for each stage of a token, and so is DELIVER, with which one
-worker passes a tensor to the next; answers are not. With `all` everything is, both ways. A hop between workers goes
-through the tap of the one that gets it.
+GRAPH_COMPUTE and GRAPH_RECOMPUTE are delayed, one delay for each stage of a token, and so is DELIVER, which carries a
+tensor from one worker to the next. Responses are not. With `all` everything is delayed, both ways. A hop between
+workers goes through the tap of the receiving one.
 
 Threads, because they sleep more exactly than event loops, whose timers count milliseconds: 0.03 ms late at the median
-on Linux, against 0.1 to 0.8 ms. Bytes that need not wait go from socket to socket in the thread that reads them.
+on Linux, against 0.1 to 0.8 ms. Bytes that need not wait go from socket to socket in the reading thread.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from typing import Any, Self
 
 from llamado.errors import LlamadoError
 from llamado.rpc import wire
-from llamado.rpc.tap.framing import DELAYED, Message, Requests, Responses, command_name, known
+from llamado.rpc.tap.framing import DELAYED, Message, RequestFramer, ResponseFramer, command_name, is_command
 from llamado.rpc.tap.link import Link
-from llamado.rpc.tap.tracing import RequestLog, Summary, Trace, response_fields
+from llamado.rpc.tap.tracing import RequestDecoder, Summary, Trace, response_fields
 
 log = logging.getLogger("llamado.rpc.tap.proxy")
 
 _READ_BYTES = 1 << 20
 _READ_BYTES_LIMITED = 1 << 14  # with a bandwidth, so that one connection's bytes do not hold the link for long
 _IN_FLIGHT_BYTES = 64 << 20
-_IN_FLIGHT_BYTES_LIMITED = 4 << 20  # about what the two ends of a real connection buffer
+_IN_FLIGHT_BYTES_LIMITED = 4 << 20  # about the buffers of both ends of a real connection
 _CONNECT_SECONDS = 10.0
 _LINGER_SECONDS = 0.5
 _PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
 class TapError(LlamadoError):
-    """The tap cannot start: an option that makes no sense, a port that is taken."""
+    """The tap cannot start: an invalid option, or a port in use."""
 
 
 @dataclass(frozen=True)
 class TapOptions:
-    """What `llamado tap` is told. Port 0: any free one; `bandwidth` in bits per second, None: no limit."""
+    """Options of `llamado tap`. Port 0: any free one; `bandwidth` in bits per second, None: no limit."""
 
     listen_host: str = "127.0.0.1"
     listen_port: int = 60052
@@ -68,7 +67,7 @@ class TapOptions:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bits per second from "1G", "100M", "64k" or plain digits. Raises TapError."""
+    """Return bits per second from "1G", "100M", "64k" or plain digits. Raises TapError."""
     units = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
     number, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1.0)
     try:
@@ -81,10 +80,10 @@ def parse_bandwidth(text: str) -> float:
 
 
 class Lane:
-    """One direction of a connection: bytes are handed on in the order they came, none before its time.
+    """One direction of a connection: sends bytes on in order, none before it is due.
 
-    One thread sends. Bytes that are due and have none before them go straight on; for others a thread of the lane's own
-    waits.
+    One thread calls `send`. Bytes that are due with none before them are sent at once; a thread of the lane's own waits
+    for the others.
     """
 
     def __init__(self, target: socket.socket, link: Link) -> None:
@@ -99,18 +98,18 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def _limit(self) -> int:
-        """Most bytes in flight."""
+        """Return the most bytes in flight."""
         return _IN_FLIGHT_BYTES if self._link.bandwidth is None else _IN_FLIGHT_BYTES_LIMITED
 
     def due(self, n: int, arrived: float, *, delayed: bool) -> float:
-        """When the `n` bytes that are sent next come out: never before those that were sent before them."""
+        """Return the time at which the next `n` bytes are due, never before earlier bytes."""
         self._last = max(self._last, self._link.due(n, arrived, delayed=delayed))
         return self._last
 
     def send(self, data: memoryview | bytearray, due: float) -> None:
-        """Hands bytes on when they are due. Raises OSError when the other side does not take them."""
+        """Send bytes on when they are due. Raises OSError if the target is gone."""
         if not self._queue and due <= time.perf_counter():
-            # Only this thread adds to the queue, so nothing is before these.
+            # Only this thread adds to the queue, so it is empty.
             if self._broken:
                 raise self._broken
             self._target.sendall(data)
@@ -128,7 +127,7 @@ class Lane:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Waits until everything is delivered, or cannot be."""
+        """Wait until all bytes are sent, or cannot be."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -136,7 +135,7 @@ class Lane:
                 self._changed.wait()
 
     def abandon(self) -> None:
-        """Nothing more is delivered."""
+        """Discard the bytes in flight."""
         with self._changed:
             self._broken = self._broken or OSError("the tap was closed")
             self._changed.notify_all()
@@ -162,33 +161,33 @@ class Lane:
                     self._changed.notify_all()
                 return
             with self._changed:
-                # Not before: nothing may go straight on while this is being sent.
+                # Not before: `send` must not pass these bytes.
                 self._queue.popleft()
                 self._bytes -= len(data)
                 self._changed.notify_all()
 
 
 def _sleep_exactly() -> None:
-    """The kernel ends a thread's sleep up to 50 µs late to save wake-ups, unless asked not to."""
+    """Disable timer slack: by default the kernel ends a sleep up to 50 µs late to save wake-ups."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 class TapConnection:
-    """A client, the worker it is passed on to, and the two directions between them."""
+    """A client, its worker, and the two directions between them."""
 
     def __init__(self, tap: Tap, number: int, client: socket.socket, worker: socket.socket) -> None:
         self.number = number
-        self.requests_read = RequestLog()
+        self.requests_read = RequestDecoder()
         self._tap = tap
         self._client, self._worker = client, worker
         awaiting: deque[Message] = deque()
-        self._requests, self._responses = Requests(awaiting), Responses(awaiting)
+        self._requests, self._responses = RequestFramer(awaiting), ResponseFramer(awaiting)
         self._to_worker, self._to_client = Lane(worker, tap.towards), Lane(client, tap.back)
         self._requests_ended = threading.Event()
 
     def run(self) -> None:
-        """Until both sides have closed and what was in flight is delivered."""
+        """Run until both sides have closed and all bytes in flight are sent."""
         back = threading.Thread(target=self._carry_responses, name=f"tap-{self.number}-back", daemon=True)
         back.start()
         self._carry_requests()
@@ -197,12 +196,12 @@ class TapConnection:
         self._worker.close()
         for message in (self._requests.unfinished, self._responses.unfinished):
             if message is not None:
-                size = message.size if message.headed else "?"
+                size = message.size if message.has_head else "?"
                 name = f"{'the response to ' if message.request else ''}{command_name(message.command)}"
                 self._tap.note(self, f"closed in the middle of {name}: {message.seen} of {size} bytes")
 
     def cut(self) -> None:
-        """Ends both directions now; what is in flight is lost."""
+        """Cut both directions now and discard the bytes in flight."""
         self._to_worker.abandon()
         self._to_client.abandon()
         _shut(self._client, socket.SHUT_RDWR)
@@ -213,9 +212,9 @@ class TapConnection:
             for data, now in _reads(self._client, self._tap.towards):
                 self._pass_requests(data, now)
         except OSError:
-            pass  # one of the two is gone, which the other direction sees too
+            pass  # one side is gone, which the other direction detects, too
         held = self._requests.unfinished
-        if held is not None and self._holds(held):
+        if held is not None and self._is_held(held):
             try:
                 self._send_delayed(held, held.kept, time.perf_counter())
             except OSError:
@@ -224,51 +223,51 @@ class TapConnection:
         _shut(self._worker, socket.SHUT_WR)
         self._requests_ended.set()
 
-    def _holds(self, message: Message) -> bool:
-        """Whether a request goes on only as a whole: graphs, but for those too large to be held."""
-        return self._tap.delays(message.command) and (message.whole or not message.headed)
+    def _is_held(self, message: Message) -> bool:
+        """Return True if a request is sent on as a whole: delayed ones, unless they are too large."""
+        return self._tap.delays(message.command) and (message.is_kept_whole or not message.has_head)
 
     def _pass_requests(self, data: memoryview, now: float) -> None:
-        at = start = 0  # `start`: of what goes straight on
+        at = start = 0  # `start`: first byte that is sent on undelayed
         passed: list[Message] = []
         while at < len(data):
             message, n = self._requests.take(data[at:], now)
             before, at = at, at + n
-            if message.just_headed and not known(message.command):
+            if message.completed_head and not is_command(message.command):
                 what = f"{command_name(message.command)} of {message.size} bytes"
-                self._tap.note(self, f"{what} is not in the protocol: passed on as it is")
+                self._tap.note(self, f"{what} is not in the protocol: passed on unchanged")
             if not self._tap.delays(message.command):
-                if message.done:
+                if message.is_complete:
                     passed.append(message)
                 continue
             self._send_on(data[start:before], now, passed)
             start = at
-            if not message.headed or (message.whole and not message.done):
+            if not message.has_head or (message.is_kept_whole and not message.is_complete):
                 continue
-            if message.whole:
+            if message.is_kept_whole:
                 self._send_delayed(message, message.kept, now)
             else:
                 part = data[before:at]
-                # The head may have come in an earlier read, and was held until the size was known.
+                # The head may be from an earlier read; it was held until the size was known.
                 self._send_delayed(
-                    message, message.kept[: message.seen - n] + part if message.just_headed else part, now
+                    message, message.kept[: message.seen - n] + part if message.completed_head else part, now
                 )
         self._send_on(data[start:], now, passed)
 
     def _send_on(self, data: memoryview, now: float, passed: list[Message]) -> None:
-        """Bytes that go on as they came; `passed` are the messages that end in them."""
+        """Send bytes on undelayed. `passed`: the messages that end in them."""
         if data:
             due = self._to_worker.due(len(data), now, delayed=self._tap.options.all)
             for message in passed:
                 message.due = due
-                # Before it is sent, so that in the trace no response comes before its request.
+                # Before it is sent, so that the trace has no response before its request.
                 self._tap.passed(self, message)
             passed.clear()
             self._to_worker.send(data, due)
 
     def _send_delayed(self, message: Message, data: memoryview | bytearray, now: float) -> None:
         message.due = self._to_worker.due(len(data), now, delayed=True)
-        if message.done:
+        if message.is_complete:
             self._tap.passed(self, message)
         self._to_worker.send(data, message.due)
 
@@ -290,7 +289,7 @@ class TapConnection:
         self._to_client.finish()
         _shut(self._client, socket.SHUT_WR)
         if worker_ended and not self._requests_ended.wait(_LINGER_SECONDS):
-            # Closing at once would reset the connection, and the client might lose what it has not read yet.
+            # Closing at once would reset the connection, and the client could lose unread bytes.
             self.cut()
 
     def _note_responses(self, data: memoryview, now: float, due: float) -> None:
@@ -298,17 +297,17 @@ class TapConnection:
         while at < len(data) and not self._responses.lost:
             taken = self._responses.take(data[at:], now)
             if taken is None:
-                self._tap.note(self, "a response to no known request: responses are passed on without looking at them")
+                self._tap.note(self, "a response to no known request: responses are passed on without decoding")
                 return
             message, n = taken
             at += n
-            if message.done:
+            if message.is_complete:
                 message.due = due
                 self._tap.passed(self, message)
 
 
 def _reads(source: socket.socket, link: Link) -> Iterator[tuple[memoryview, float]]:
-    """What comes in until it ends, with the time; the memory is used again for the next. Raises OSError."""
+    """Yield received bytes and their time until the end. The memory is reused for the next ones. Raises OSError."""
     memory = memoryview(bytearray(_READ_BYTES))
     while n := source.recv_into(memory, _READ_BYTES if link.bandwidth is None else _READ_BYTES_LIMITED):
         yield memory[:n], time.perf_counter()
@@ -318,11 +317,11 @@ def _shut(side: socket.socket, how: int) -> None:
     try:
         side.shutdown(how)
     except OSError:
-        pass  # it is closed, or never was connected
+        pass  # closed, or never connected
 
 
 class Tap:
-    """A listening tap; `start` it, and `close` it. Raises TapError for a port that is taken, TraceError for a file."""
+    """A listening tap, to be started and closed. Raises TapError for a port in use, TraceError for the trace's file."""
 
     def __init__(self, options: TapOptions) -> None:
         for name in ("latency_ms", "jitter_ms"):
@@ -339,7 +338,7 @@ class Tap:
         except BaseException:
             self._listener.close()
             raise
-        # Reading and writing out what passed takes longer than passing it on.
+        # Decoding and writing the trace takes longer than passing messages on.
         self._lines: queue.Queue[tuple[TapConnection, Message | str, float] | None] = queue.Queue(10_000)
         self._writer = threading.Thread(target=self._write_trace, name="tap-trace", daemon=True)
         self._acceptor = threading.Thread(target=self._accept, name="tap-accept", daemon=True)
@@ -348,25 +347,25 @@ class Tap:
         self._closing = False
 
     def change(self, latency_ms: float, jitter_ms: float, bandwidth: float | None) -> None:
-        """Makes the link another one for what comes in from now on; see TapOptions."""
+        """Change the link for bytes received from now on, see TapOptions."""
         for link in (self.towards, self.back):
             link.latency, link.jitter, link.bandwidth = 1e-3 * latency_ms, 1e-3 * jitter_ms, bandwidth
 
     @property
     def port(self) -> int:
-        """Where clients connect."""
+        """The port for clients."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def start(self) -> Self:
-        """Accepts clients from now on."""
+        """Start to accept clients."""
         if self._trace is not None:
             self._writer.start()
         self._acceptor.start()
         return self
 
     def close(self) -> None:
-        """Cuts all connections; what is in flight is lost."""
+        """Cut all connections and discard the bytes in flight."""
         with self._lock:
             self._closing = True
             running = list(self._connections.items())
@@ -392,17 +391,17 @@ class Tap:
         self.close()
 
     def delays(self, command: int | None) -> bool:
-        """Whether messages of a command are held and delayed on their own; with `all` the bytes are, as they come."""
+        """Return True if messages of a command are delayed as a whole. With `all`, bytes are delayed as they arrive."""
         return command in DELAYED and not self.options.all
 
     def passed(self, connection: TapConnection, message: Message) -> None:
-        """A message is handed on now, or when it is due."""
+        """Count and trace a message that is sent on now, or when it is due."""
         self.summary.add(message)
         if self._trace is not None:
             self._lines.put((connection, message, message.ended))
 
     def note(self, connection: TapConnection, text: str) -> None:
-        """Something worth telling about a connection."""
+        """Log a note about a connection, and write it to the trace."""
         log.info("connection %d: %s", connection.number, text)
         if self._trace is not None:
             self._lines.put((connection, text, time.perf_counter()))
@@ -459,11 +458,11 @@ class Tap:
                 self._trace.write(at, connection.number, **_fields(connection, what))
             except OSError as error:
                 failed = True
-                log.error("--trace %s: %s; nothing more is written", self.options.trace, error.strerror or error)
+                log.error("--trace %s: %s; the trace ends here", self.options.trace, error.strerror or error)
 
 
 def _fields(connection: TapConnection, what: Message | str) -> dict[str, Any]:
-    """A line of the trace: direction, command, size, when it is handed on, and what it says."""
+    """Return a line of the trace: direction, command, size, delay and fields."""
     if isinstance(what, str):
         return {"note": what}
     fields = {
@@ -499,23 +498,23 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def run_tap(options: TapOptions) -> int:
-    """The command: runs until SIGINT or SIGTERM, then prints what passed. Raises TapError, TraceError."""
+    """Run the command until SIGINT or SIGTERM, then print the summary. Raises TapError or TraceError."""
     from llamado.terminal.console import Console
 
-    # A thread that describes a graph must not keep one waiting that has a message to hand on.
+    # The thread that describes a graph must not delay one that sends a message on.
     sys.setswitchinterval(0.0005)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with Tap(options) as tap:
-        log.info("listening on %s:%d, %s", options.listen_host, tap.port, _what_it_does(options))
+        log.info("listening on %s:%d, %s", options.listen_host, tap.port, _link_text(options))
         ended.wait()
-    # A table that goes into a pipe or a file keeps its full width.
+    # A table in a pipe or a file keeps its full width.
     Console(width=None if sys.stdout.isatty() else 120).print(tap.summary.table())
     return 0
 
 
-def _what_it_does(options: TapOptions) -> str:
+def _link_text(options: TapOptions) -> str:
     does = f"passing on to {options.target_host}:{options.target_port}"
     if options.latency_ms or options.jitter_ms:
         jitter = f" and up to {options.jitter_ms:g} ms more" if options.jitter_ms else ""

@@ -1,4 +1,4 @@
-"""What passed through a tap: each message as a line of JSON, and all of them as a table."""
+"""Records of a tap: each message as a line of JSON, and a summary table."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _RATE_BYTES = 1 << 20
 
 
 class TraceError(LlamadoError):
-    """The trace cannot be written."""
+    """The trace file cannot be written."""
 
 
-class RequestLog:
-    """Reads the requests of one connection, in order, for people: the fields of a line of the trace."""
+class RequestDecoder:
+    """Decodes the requests of one connection, in order, to fields of the trace."""
 
     def __init__(self) -> None:
         self._reader = wire.RequestReader()
 
     def greeted(self, response: Message) -> None:
-        """HELLO's response tells in which version the requests behind it are."""
+        """Take the protocol version of later requests from HELLO's response."""
         try:
             version = tuple(response.payload[:3])
-            protocol = wire.spoken((version[0], version[1], version[2]))
+            protocol = wire.negotiate((version[0], version[1], version[2]))
         except IndexError:
             return
         if protocol is not None:
             self._reader.protocol = protocol
 
     def describe(self, message: Message) -> dict[str, Any]:
-        """What a request says; `note` where it breaks the rules."""
+        """Return the fields of a request, or a `note` with its fault."""
         try:
             self._reader.feed(message.kept)
             request = self._reader.next()
@@ -56,7 +56,7 @@ class RequestLog:
             self._reader.bypass(self._reader.bulk)
             return request_fields(request)
         except wire.WireError as error:
-            # The reader is of no more use. What comes next may well be right, and then HELLO is long past.
+            # The reader cannot go on after an error, but later requests may be valid: start a new one past HELLO.
             self._reader = wire.RequestReader(protocol=self._reader.protocol)
             self._reader.feed(wire.write_request(wire.Hello()))
             self._reader.next()
@@ -64,7 +64,7 @@ class RequestLog:
 
 
 def request_fields(request: wire.Request) -> dict[str, Any]:
-    """The fields of a request by name; graphs as counts and the histogram of their nodes' operations."""
+    """Return the fields of a request by name; graphs as counts and a histogram of their operations."""
     if isinstance(request, wire.GraphCompute):
         counts = {"n_nodes": len(request.nodes), "n_tensors": len(request.tensors)}
         return {"device": request.device, "uid": request.uid, **counts, "ops": op_histogram(request)}
@@ -95,7 +95,7 @@ def _tensor(tensor: wire.WireTensor) -> dict[str, Any]:
 
 
 def op_histogram(graph: wire.GraphCompute) -> dict[str, int]:
-    """How many nodes compute with which operation; `missing`: nodes whose tensor was not sent."""
+    """Return the number of nodes by operation. `missing`: nodes whose tensor was not sent."""
     ids = graph.tensors["id"]
     order = np.argsort(ids, kind="stable")
     found: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _op_name(number: int) -> str:
 
 
 def response_fields(message: Message) -> dict[str, Any]:
-    """The `value` of a response, but for those that are data; `note` where it breaks the rules."""
+    """Return the `value` of a response other than data, or a `note` with its fault."""
     if message.command is None or message.command in wire.DATA:
         return {}
     form = wire.response_form(wire.Command(message.command))
@@ -133,14 +133,14 @@ def response_fields(message: Message) -> dict[str, Any]:
         return {"value": response.value}
     if isinstance(response, wire.HelloResponse):
         version = f"{response.major}.{response.minor}.{response.patch}"
-        return {"value": {"version": version, "llamado": response.ours}}
+        return {"value": {"version": version, "llamado": response.is_ours}}
     if isinstance(response, wire.InletTicket):
         return {"value": response.number}
     return {"value": response._asdict()}
 
 
 class Trace:
-    """A file of JSON lines. Raises TraceError where it cannot be written."""
+    """A file of JSON lines. Raises TraceError if it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -150,7 +150,7 @@ class Trace:
         self._since = time.time() - time.perf_counter()
 
     def write(self, at: float, connection: int, **fields: Any) -> None:
-        """One line; `at` is a time of `time.perf_counter`, in the line it is seconds since 1970."""
+        """Write one line. `at`: a time of `time.perf_counter`, written as seconds since 1970."""
         line = {"time": round(self._since + at, 6), "connection": connection, **fields}
         self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
@@ -158,21 +158,21 @@ class Trace:
         self._file.close()
 
 
-class Row:
-    """What passed of one command."""
+class CommandTotals:
+    """Totals of one command."""
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
         self.seconds = array("d")
-        """Times from a request's last byte to its response's, at most _KEPT_TIMES of them, chosen by chance."""
+        """Seconds from a request's last byte to its response's: a random sample of at most _KEPT_TIMES."""
         self._answered = 0
         self._streamed, self._streaming = 0, 0.0
 
     def add(self, message: Message) -> None:
-        """A request or a response that is complete."""
+        """Count a complete request or response."""
         self.bytes += message.size
-        # The bytes of the first read were there before its time was taken.
+        # The bytes of the first read arrived before its time was taken.
         self._streamed += message.size - message.first
         self._streaming += message.ended - message.began
         if message.request is None:
@@ -187,12 +187,12 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        """Seconds to the response."""
+        """Mean seconds to the response."""
         return statistics.fmean(self.seconds) if self.seconds else None
 
     @property
     def most(self) -> float | None:
-        """Seconds to the response that 95 % do not exceed."""
+        """95th percentile of the seconds to the response."""
         return sorted(self.seconds)[(95 * len(self.seconds) - 1) // 100] if self.seconds else None
 
     @property
@@ -202,34 +202,34 @@ class Row:
 
 
 class Summary:
-    """Counts by command, from any thread."""
+    """Totals by command, safe to use from several threads."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, CommandTotals] = {}
         self.connections = 0
         self.first_graph: float | None = None
         self.last_graph = 0.0
         self._lock = threading.Lock()
 
     def add(self, message: Message) -> None:
-        """A request or response that is complete."""
+        """Count a complete request or response."""
         if message.command is None:
             return
         with self._lock:
-            self.rows.setdefault(message.command, Row()).add(message)
+            self.rows.setdefault(message.command, CommandTotals()).add(message)
             if message.command in GRAPHS:
                 self.first_graph = message.ended if self.first_graph is None else self.first_graph
                 self.last_graph = message.ended
 
     def opened(self) -> int:
-        """The number of a new connection, from 1 on."""
+        """Return the number of a new connection, from 1 on."""
         with self._lock:
             self.connections += 1
             return self.connections
 
     def table(self) -> Table:
-        """All of it; below, how many graphs ran, which are about as many tokens while text is generated."""
-        table = Table(title="What passed", caption_justify="left")
+        """Return the table. Its caption has the rate of graphs, about the rate of tokens during generation."""
+        table = Table(title="Traffic", caption_justify="left")
         table.add_column("command")
         for name in ("count", "bytes", "mean ms", "95 % ms", "MB/s"):
             table.add_column(name, justify="right")
@@ -239,7 +239,7 @@ class Summary:
                 rate = "" if row.rate is None else f"{1e-6 * row.rate:.0f}"
                 table.add_row(command_name(command), f"{row.count:,}", f"{row.bytes:,}", *times, rate)
             first, again = (self.rows[c].count if c in self.rows else 0 for c in sorted(GRAPHS))
-            caption = f"{self.connections} connections; {first} graphs, {again} runs of one that was there already"
+            caption = f"{self.connections} connections; {first} graphs, {again} runs of graphs sent before"
             if self.first_graph is not None and self.last_graph > self.first_graph:
                 seconds = self.last_graph - self.first_graph
                 caption += f" (about one a token): {(first + again - 1) / seconds:.1f} a second over {seconds:.1f} s"

@@ -27,7 +27,7 @@ class Layout(Protocol):
         """Return the expected size in words if a payload cannot have `size` bytes, None if it can."""
 
 
-class _Fixed:
+class _FixedSize:
     """A layout of one size."""
 
     def __init__(self, size: int) -> None:
@@ -37,7 +37,7 @@ class _Fixed:
         return None if size == self.size else f"it has {self.size}"
 
 
-class Numbers(_Fixed):
+class Numbers(_FixedSize):
     """Numbers and byte strings of fixed sizes, in the format of `struct`. Further values are not packed."""
 
     def __init__(self, form: str) -> None:
@@ -52,7 +52,7 @@ class Numbers(_Fixed):
         return self._struct.unpack_from(payload, at)
 
 
-class TensorNumbers(_Fixed):
+class TensorNumbers(_FixedSize):
     """A tensor, then numbers: the messages that move data. Further values are not packed."""
 
     def __init__(self, form: str = "") -> None:
@@ -109,7 +109,7 @@ U32, U64 = number("I"), number("Q")
 ONE_TENSOR = Field(_TENSOR_BYTES, lambda tensor: tensor.pack(), WireTensor.unpack)
 
 
-class Fields(_Fixed):
+class Fields(_FixedSize):
     """One field after another."""
 
     def __init__(self, *fields: Field) -> None:

@@ -480,24 +480,24 @@ class HelloResponse(NamedTuple):
     caps: bytes = bytes(CAPS_BYTES)
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """True for a worker of llamado."""
         return self.features & ~(LINKS | OWN_FILES | NUMERICS) == LLAMADO
 
     @property
     def has_links(self) -> bool:
         """True if the worker sends tensors to other workers of ours."""
-        return self.ours and bool(self.features & LINKS)
+        return self.is_ours and bool(self.features & LINKS)
 
     @property
     def has_own_files(self) -> bool:
         """True if the worker may have weights in its own files."""
-        return self.ours and bool(self.features & OWN_FILES)
+        return self.is_ours and bool(self.features & OWN_FILES)
 
     @property
     def has_numerics(self) -> bool:
         """True if the worker responds to GET_NUMERICS."""
-        return self.ours and bool(self.features & NUMERICS)
+        return self.is_ours and bool(self.features & NUMERICS)
 
 
 class Number(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from llamado.rpc.wire.messages import Command
 from llamado.rpc.wire.table import MESSAGES, Message
 
-__all__ = ["FIRST", "LATEST", "PROTOCOLS", "SPOKEN", "V7", "V8", "Protocol", "spoken"]
+__all__ = ["DEFAULT_GREETING", "LATEST", "PROTOCOLS", "SUPPORTED_VERSIONS", "V7", "V8", "Protocol", "negotiate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,16 +55,16 @@ V8 = Protocol((8, 0, 0), graphs=1024, names_graphs=True)
 PROTOCOLS = {protocol.major: protocol for protocol in (V7, V8)}
 LATEST = V8
 """The version between two of our own programs."""
-FIRST = V7
+DEFAULT_GREETING = V7
 """The version of a worker's greeting for a client it has not seen before.
 
 A ggml client aborts if the major version is not its own, and its HELLO does not hold it. Our clients accept either and
 then send UPGRADE.
 """
-SPOKEN = " and ".join(map(str, PROTOCOLS.values()))
+SUPPORTED_VERSIONS = " and ".join(map(str, PROTOCOLS.values()))
 
 
-def spoken(version: tuple[int, int, int]) -> Protocol | None:
+def negotiate(version: tuple[int, int, int]) -> Protocol | None:
     """Return the protocol to speak with a worker that greets with `version`, None if there is none in common.
 
     As in ggml, the worker must not have a higher minor version of the same major one.

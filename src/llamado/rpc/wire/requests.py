@@ -7,7 +7,7 @@ from typing import cast
 from llamado.rpc.wire.buffer import MessageBuffer
 from llamado.rpc.wire.graph import HEAD
 from llamado.rpc.wire.messages import MAX_MESSAGE, Command, Request, Upgrade, WireError
-from llamado.rpc.wire.protocols import LATEST, PROTOCOLS, SPOKEN, Protocol
+from llamado.rpc.wire.protocols import LATEST, PROTOCOLS, SUPPORTED_VERSIONS, Protocol
 
 __all__ = ["RequestReader", "write_request"]
 
@@ -71,7 +71,9 @@ class RequestReader(MessageBuffer):
             return request
         if isinstance(request, Upgrade):
             if not self._follows_hello or request.major not in PROTOCOLS:
-                raise WireError(f"UPGRADE to RPC {request.major}; this program speaks {SPOKEN}, from HELLO on")
+                raise WireError(
+                    f"UPGRADE to RPC {request.major}; this program speaks {SUPPORTED_VERSIONS}, from HELLO on"
+                )
             self.protocol = PROTOCOLS[request.major]
         self._follows_hello = False
         return request

@@ -1,4 +1,4 @@
-"""What a worker's clients have it do, and the line about it in the log."""
+"""The work of a worker, and its periodic log line."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from llamado.devices.split.measure import TRIAL
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 
-BEAT_SECONDS = 30.0
-"""From one line about the work to the next, while there is some."""
+LOG_INTERVAL = 30.0
+"""Seconds between two log lines while there is work."""
 
 
 @dataclass(slots=True)
 class WorkDone:
-    """Sums over what one client, or all, had done."""
+    """Totals of one client, or of all."""
 
     graphs: int = 0
     tokens: int = 0
     received: int = 0
-    """Bytes of tensors that were written."""
+    """Bytes written to tensors."""
     sent: int = 0
-    """Bytes of tensors that were read."""
+    """Bytes read from tensors."""
 
     def plus(self, other: WorkDone) -> WorkDone:
+        """Return the sum of two totals."""
         return WorkDone(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def minus(self, other: WorkDone) -> WorkDone:
+        """Return the difference of two totals."""
         return WorkDone(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -46,16 +48,16 @@ def tokens_of(graph: Graph) -> int:
 
 
 class WorkLog:
-    """Says every so often what was done since the last time; nothing was done: nothing is said."""
+    """Builds the periodic log line about the work since the last one, if there was any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._total = clock(), WorkDone()
 
-    def beat(self, works: Iterable[WorkDone], holders: int, held: int) -> str | None:
-        """The line that is due, if one is. `works`: all work so far; `holders`: clients that hold `held` bytes."""
+    def next_line(self, works: Iterable[WorkDone], holders: int, held: int) -> str | None:
+        """Return the line if one is due. `works`: all work so far; `holders`: clients that hold `held` bytes."""
         seconds = self._clock() - self._last
-        if seconds < BEAT_SECONDS:
+        if seconds < LOG_INTERVAL:
             return None
         total = WorkDone()
         for work in works:

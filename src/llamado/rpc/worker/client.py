@@ -11,8 +11,8 @@ from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import identity
-from llamado.rpc.worker.links import Dialling, Inlet
-from llamado.rpc.worker.memory import Lender
+from llamado.rpc.worker.links import Dialer, Inlet
+from llamado.rpc.worker.memory import SharedDevice
 from llamado.rpc.worker.weights.own_files import OwnFiles
 from llamado.rpc.worker.weights.tensor_cache import TensorCache
 
@@ -21,12 +21,12 @@ from llamado.rpc.worker.weights.tensor_cache import TensorCache
 class WorkerState:
     """State of a worker that all its clients share."""
 
-    devices: Sequence[Lender]
+    devices: Sequence[SharedDevice]
     cache: TensorCache | None = None
     is_debugging: bool = False
     kernels: Budgets = field(default_factory=Budgets)
-    dialling: Dialling = field(default_factory=Dialling)
-    greetings: Greetings = field(default_factory=lambda: Greetings(wire.FIRST))
+    dialer: Dialer = field(default_factory=Dialer)
+    greetings: Greetings = field(default_factory=lambda: Greetings(wire.DEFAULT_GREETING))
     inlets: dict[bytes, Inlet] = field(default_factory=dict)
     """Inlets of all clients, by ticket."""
     files: OwnFiles | None = None
@@ -61,7 +61,7 @@ class Client:
         """True once the client has hung up or its connection was shut."""
         return self.is_gone or self.connection.is_shut
 
-    def device(self, number: int) -> Lender:
+    def device(self, number: int) -> SharedDevice:
         """Return one of the worker's devices. Raises WireError."""
         devices = self.worker.devices
         if number >= len(devices):

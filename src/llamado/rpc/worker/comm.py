@@ -1,9 +1,9 @@
-"""Two workers that add up a tensor for a client that has divided matrices between them (llama.cpp's `-sm tensor`).
+"""Sums over two workers, for a client that splits matrices between them (llama.cpp's `-sm tensor`).
 
-The client makes one of them rank 0, which waits for the other at a port that the client names; each tells the other its
-24 bytes of capabilities (zeros: plain TCP), rank 1 first. From then on both send what they have of a tensor, rank 0
-first, and add what comes. From 32,768 elements on BF16 goes over the line, so that the sums of the two are not equal to
-the bit: it is how ggml's workers do it, and ours may stand at the other end.
+Rank 0 listens on a port that the client chooses, rank 1 connects. Each sends its 24 bytes of capabilities (zeros: plain
+TCP), rank 1 first. Then both send their values of a tensor, rank 0 first, and add the received ones. From 32,768
+elements on the values are sent as BF16, so the two sums differ in some bits: as in ggml's workers, which may be at the
+other end.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from llamado.errors import LlamadoError
 from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import dial
-from llamado.rpc.worker.links import REFUSAL_SECONDS, Dialling, LinkRefused
+from llamado.rpc.worker.links import REFUSAL_SECONDS, Dialer, LinkRefused
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
 WORLD = 2
 _SECONDS = 5.0
-"""For the other worker to come, or to be there."""
+"""Seconds to wait for the other worker."""
 _GREETING_SECONDS = 1.0
-"""For one that came to greet, before another one gets its turn."""
+"""Seconds for the greeting of a connection, before the next one gets its turn."""
 _PAUSE = 0.05
 _LEAST_PORT = 1024
 _BF16_FROM = 32768
 
 
 class Comm:
-    """The way to the other rank."""
+    """The connection to the other rank."""
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self._sock, self._rank = sock, rank
 
     def add(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
-        """f32[n] of this worker and the other's. Raises OSError."""
+        """Return the sum of this worker's f32[n] and the other's. Raises OSError."""
         halved = own.size >= _BF16_FROM
         mine = (bf16(own).data if halved else own.data).cast("B")
         theirs = bytearray(len(mine))
@@ -59,39 +59,40 @@ class Comm:
         return np.add(own, came, dtype=np.float32)
 
     def shut(self) -> None:
-        """Ends it, from any thread: whoever waits for the other comes back."""
+        """Shut the connection down, from any thread. A waiting `add` returns."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def close(self) -> None:
-        """Gives it back; only where nobody adds."""
+        """Close the connection; only while no thread adds."""
         self._sock.close()
 
 
-def meet(
-    request: wire.CommInit, here: str, client: str, dialling: Dialling, may_enter: Callable[[str], bool],
-    gone: Callable[[], bool],
+def connect_ranks(
+    request: wire.CommInit, here: str, client: str, dialer: Dialer, may_connect: Callable[[str], bool],
+    is_gone: Callable[[], bool],
 ) -> Comm | None:  # fmt: skip
-    """The way to the other rank, as a client asks for it; None, and a line in the log, where there is none.
+    """Connect to the other rank for a client. Returns None and logs a line if that fails.
 
-    `here` is the address at which the client reached this worker: rank 0 waits there, and lets in whoever `may_enter`.
+    `here` is the address at which the client reached this worker. Rank 0 listens there, for hosts that `may_connect`
+    accepts. `is_gone` returns True once the client is gone.
     """
     began = time.monotonic()
     host = wire.printable(request.host.decode("utf-8", "replace"))
     try:
         if request.world != WORLD or request.rank >= WORLD:
-            raise LinkRefused(f"{request.world} workers cannot add up a tensor, only {WORLD}")
+            raise LinkRefused(f"{request.world} workers cannot sum a tensor, only {WORLD}")
         if request.port not in range(_LEAST_PORT, 1 << 16):
             raise LinkRefused(f"port {request.port} is not one from {_LEAST_PORT} on")
         if request.rank == 0:
-            if not dialling.allowed:
-                raise LinkRefused("this worker passes nothing on (--no-ring)")
-            sock = _wait(here, request.port, may_enter, gone)
+            if not dialer.allowed:
+                raise LinkRefused("this worker has no links (--no-ring)")
+            sock = _accept(here, request.port, may_connect, is_gone)
         else:
-            with dialling.attempt(client):
-                sock = _reach(Endpoint(host, request.port), dialling, gone)
+            with dialer.attempt(client):
+                sock = _reach(Endpoint(host, request.port), dialer, is_gone)
     except (LlamadoError, OSError, ValueError) as error:
         log.warning(
             "cannot reach the peer worker: %s; falling back to summation on the client",
@@ -103,20 +104,20 @@ def meet(
     return Comm(sock, request.rank)
 
 
-def _wait(here: str, port: int, may_enter: Callable[[str], bool], gone: Callable[[], bool]) -> socket.socket:
+def _accept(here: str, port: int, may_connect: Callable[[str], bool], is_gone: Callable[[], bool]) -> socket.socket:
     with _listening(here, port) as listener:
         ends = time.monotonic() + _SECONDS
-        while time.monotonic() < ends and not gone():
+        while time.monotonic() < ends and not is_gone():
             try:
                 sock, (host, *_) = listener.accept()
             except TimeoutError:
                 continue
-            if not may_enter(host):
+            if not may_connect(host):
                 sock.close()
                 continue
             with suppress(OSError):  # an unknown client that sends no greeting must not block the other rank
-                return _greeted(sock, first=False, ends=min(ends, time.monotonic() + _GREETING_SECONDS))
-    raise LinkRefused(f"nobody came to port {port} within {_SECONDS:g} s")
+                return _greet(sock, first=False, ends=min(ends, time.monotonic() + _GREETING_SECONDS))
+    raise LinkRefused(f"no connection to port {port} within {_SECONDS:g} s")
 
 
 @contextmanager
@@ -130,27 +131,27 @@ def _listening(here: str, port: int) -> Iterator[socket.socket]:
         listener.close()
 
 
-def _reach(endpoint: Endpoint, dialling: Dialling, gone: Callable[[], bool]) -> socket.socket:
-    """It may not be waiting yet."""
-    dialling.check(endpoint)
+def _reach(endpoint: Endpoint, dialer: Dialer, is_gone: Callable[[], bool]) -> socket.socket:
+    """Connect to rank 0, which may not listen yet."""
+    dialer.check(endpoint)
     ends = time.monotonic() + _SECONDS
     while True:
         try:
             sock = dial(endpoint, None, max(_PAUSE, ends - time.monotonic()))
-            return _greeted(sock, first=True, ends=time.monotonic() + _SECONDS)
+            return _greet(sock, first=True, ends=time.monotonic() + _SECONDS)
         except (LlamadoError, OSError):
-            if time.monotonic() + _PAUSE > ends or gone():
+            if time.monotonic() + _PAUSE > ends or is_gone():
                 raise
             time.sleep(_PAUSE)
 
 
-def _greeted(sock: socket.socket, *, first: bool, ends: float) -> socket.socket:
+def _greet(sock: socket.socket, *, first: bool, ends: float) -> socket.socket:
     try:
         sock.settimeout(_left(ends))
         if first:
             sock.sendall(bytes(wire.CAPS_BYTES))
         theirs = memoryview(bytearray(wire.CAPS_BYTES))
-        while theirs:  # within one time for all bytes: they could come one by one
+        while theirs:  # one deadline for all bytes: they could arrive one by one
             sock.settimeout(_left(ends))
             theirs = theirs[_received(sock, theirs) :]
         if not first:
@@ -174,7 +175,7 @@ def _receive(sock: socket.socket, target: bytearray) -> None:
 
 
 def _received(sock: socket.socket, target: memoryview) -> int:
-    """Bytes that came into a part of memory, one or more. Raises OSError."""
+    """Receive one or more bytes and return their number. Raises OSError."""
     n = sock.recv_into(target)
     if not n:
         raise ConnectionResetError("the other worker is gone")
@@ -182,7 +183,7 @@ def _received(sock: socket.socket, target: memoryview) -> int:
 
 
 def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest BF16 of each value, ties to even; what is no number stays none."""
+    """Return the nearest BF16 of each value, ties to even. NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)

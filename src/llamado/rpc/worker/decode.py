@@ -1,8 +1,8 @@
-"""Graphs off the wire: TENSOR records to a ggml Graph whose tensors are bound to a client's regions.
+"""Decoding of graphs: TENSOR records to a ggml Graph whose tensors are bound to a client's regions.
 
-What arrives here may come from anybody. Whole columns are checked at once (a graph has a thousand tensors and comes
-before the first token), then one object is made for each tensor. A Graph that leaves here has known types and
-operations, every node after its sources, and every bound tensor inside a region of that client.
+The records are untrusted. Whole columns are checked at once, since a graph has a thousand tensors and delays the first
+token; then one object is made for each tensor. A decoded Graph has known types and operations, every node after
+its sources, and every bound tensor inside a region of the client.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from llamado.rpc.worker.memory import Region
 MAX_NODES = 16384
 """llama.cpp's largest graphs have some 6,000."""
 MAX_VIEWS = 64
-"""Views of views: ggml refers every view to the owner of the memory."""
+"""Deepest chain of views; ggml refers every view to the owner of the memory."""
 _MOST_ELEMENTS = 1 << 40
 _OVERLAP = 64
-"""How often a source may read the same byte (windows of a convolution overlap)."""
+"""Most reads of the same byte by one source; windows of a convolution overlap."""
 
 _TYPES: list[TensorType | None] = [None] * 256
 for _type in TensorType:
@@ -42,12 +42,12 @@ _OPS = [Op(i) for i in range(max(Op) + 1)]
 _IS_VIEW = np.array([op in VIEW_OPS for op in _OPS])
 _COMPUTE, _OUTPUT = int(TensorFlag.COMPUTE), int(TensorFlag.OUTPUT)
 assert wire.TENSOR.fields is not None
-_PARAMS_AT = wire.TENSOR.fields["op_params"][1]  # where they start in a record
+_PARAMS_AT = wire.TENSOR.fields["op_params"][1]
 
 
 @dataclass(eq=False)
-class Decoded:
-    """A graph ready to run; `regions`: ptrs of the memory it refers to."""
+class DecodedGraph:
+    """A graph ready to run. `regions`: ptrs of the memory it uses."""
 
     graph: Graph
     request: wire.GraphCompute
@@ -55,22 +55,22 @@ class Decoded:
 
     @property
     def payload(self) -> bytes:
-        """The bytes it came as."""
+        """The graph's bytes, without its uid."""
         return self.request.payload
 
     @cached_property
     def empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """True if the graph has nothing to compute."""
         return all(node.is_noop for node in self.graph.nodes)
 
     @cached_property
     def n_tokens(self) -> int:
-        """How many tokens it computes, for the log."""
+        """Tokens that the graph computes, for the log."""
         return tokens_of(self.graph)
 
 
 def tensor_bytes(tensor: wire.WireTensor) -> int:
-    """Bytes of a single tensor, gaps included. Raises WireError for one that cannot exist."""
+    """Return the bytes of a tensor, gaps included. Raises WireError for an impossible one."""
     kind = _TYPES[tensor.type] if tensor.type < len(_TYPES) else None
     if kind is None:
         raise wire.WireError(f"tensor {_text(tensor.name)}: type {tensor.type} is not known")
@@ -81,8 +81,8 @@ def tensor_bytes(tensor: wire.WireTensor) -> int:
     return Tensor(kind, tensor.ne, tensor.nb).nbytes
 
 
-def decode(request: wire.GraphCompute, regions: Mapping[int, Region]) -> Decoded:
-    """The graph of a request; `regions` are the client's, by ptr. Raises WireError, saying which tensor and why."""
+def decode(request: wire.GraphCompute, regions: Mapping[int, Region]) -> DecodedGraph:
+    """Decode a request. `regions`: the client's, by ptr. Raises WireError with the tensor and the reason."""
     return _Decoder(request, regions).decode()
 
 
@@ -91,7 +91,7 @@ class _Decoder:
         self.request, self.regions, self.records = request, regions, request.tensors
         self.n = len(request.tensors)
 
-    def decode(self) -> Decoded:
+    def decode(self) -> DecodedGraph:
         request, records, n = self.request, self.records, self.n
         if not 0 < len(request.nodes) <= MAX_NODES:
             raise wire.WireError(f"a graph of {len(request.nodes)} nodes; 1 to {MAX_NODES} are accepted")
@@ -115,14 +115,14 @@ class _Decoder:
 
     # --- whole columns ----------------------------------------------------------------------------------------------
     def _fail(self, bad: NDArray[np.bool_], why: str | Callable[[Any], str]) -> None:
-        """Raises for the first tensor that is `bad`."""
+        """Raise WireError for the first tensor that is `bad`."""
         if bad.any():
             record = self.records[int(np.argmax(bad))]
             text = why if isinstance(why, str) else why(record)
             raise wire.WireError(f"tensor {_text(record['name'])}: {text}")
 
     def _check_layouts(self) -> NDArray[np.int64]:
-        """Types, operations, shapes and strides; gives the tensors' sizes in bytes."""
+        """Check types, operations, shapes and strides. Returns the sizes of the tensors in bytes, i64[n]."""
         records = self.records
         types = records["type"]
         known = np.minimum(types, len(_TYPES) - 1)
@@ -160,7 +160,7 @@ class _Decoder:
         self._fail(missing.any(axis=1), f"its {what} is not among the graph's tensors")
 
     def _check_order(self, nodes: NDArray[np.int64], sources: NDArray[np.int64], position: NDArray[np.int64]) -> None:
-        """Every node comes after the nodes it reads; only CPY may name itself, as the place it writes to."""
+        """Check that every node comes after the nodes it reads. Only CPY may name itself, as its destination."""
         read = sources[nodes]
         when = np.where(read >= 0, position[read], -1)
         own = np.arange(len(nodes))[:, None]
@@ -177,7 +177,7 @@ class _Decoder:
             )
 
     def _bind(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Offsets of the tensors in their regions, −1 for those without a place."""
+        """Return the offsets of the tensors in their regions, −1 without a place, i64[n]."""
         ptrs, data = self.records["buffer"], self.records["data"]
         self._fail((ptrs == 0) & (data != 0), "it has an address but no buffer")
         offsets = np.full(self.n, -1, np.int64)
@@ -201,9 +201,9 @@ class _Decoder:
     def _resolve_views(
         self, owners: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each tensor the one that owns its memory (itself, if it is no view), and the offset in that.
+        """Return the owner of each tensor's memory (the tensor itself if it is no view) and the offset in it, i64[n].
 
-        Where a view has a place that is not that of its owner, the place counts.
+        A view whose place differs from its owner's counts as an owner itself.
         """
         records, n = self.records, self.n
         steps = records["view_offs"]
@@ -234,15 +234,15 @@ class _Decoder:
         )
         return roots, inside
 
-    def _loose(
+    def _unplaced(
         self, runs: NDArray[np.bool_], nodes: NDArray[np.int64], sources: NDArray[np.int64],
         roots: NDArray[np.int64], offsets: NDArray[np.int64],
     ) -> NDArray[np.bool_]:  # fmt: skip
-        """Which results nobody can look at after the graph, though they were given a place.
+        """Return a mask of placed results that are not needed after the graph, bool[n].
 
-        A ggml program places every activation. One that is no output, and that is read in this graph as often as in
-        the program's whole one (`use_count`), need not be in memory at all; it is the same rule by which ggml's own
-        back ends join operations. The device then keeps it where it likes, or only in registers.
+        A ggml program places every activation. One that is no output, and that this graph reads as often as the
+        program's whole graph (`use_count`), need not be in memory at all; ggml's back ends fuse operations by the same
+        rule. The device may then place it itself, or keep it in registers only.
         """
         records = self.records
         read = sources[nodes]
@@ -250,26 +250,26 @@ class _Decoder:
         listed = np.zeros(self.n, np.bool_)
         listed[nodes] = True
         used = uses.copy()
-        used[nodes] -= (read == nodes[:, None]).sum(axis=1)  # a cast names itself
+        used[nodes] -= (read == nodes[:, None]).sum(axis=1)  # a cast has itself as a source
         private = listed & (records["use_count"] == uses) & (used > 0) & ((records["flags"] & _OUTPUT) == 0)
         is_view = _IS_VIEW[records["op"]]
-        loose: NDArray[np.bool_] = private & runs & ~is_view & (roots == np.arange(self.n)) & (offsets >= 0)
-        loose[roots[~private]] = False
-        # A view that lies elsewhere than its source would look in the old place.
+        unplaced: NDArray[np.bool_] = private & runs & ~is_view & (roots == np.arange(self.n)) & (offsets >= 0)
+        unplaced[roots[~private]] = False
+        # A view with another owner than its source would read the old place.
         views = nodes[is_view[nodes]]
         seen = sources[views]
         apart = (seen >= 0) & (roots[seen] != roots[views][:, None])
-        loose[roots[seen[apart]]] = False
-        # A program that stops after a node to look at it (llama-imatrix) looks at what the node reads, too.
+        unplaced[roots[seen[apart]]] = False
+        # A program that stops after a node to inspect it (llama-imatrix) inspects the node's sources, too.
         final = sources[nodes[-1]]
-        loose[roots[final[final >= 0]]] = False
-        return loose
+        unplaced[roots[final[final >= 0]]] = False
+        return unplaced
 
     def _peak(
         self, which: NDArray[np.bool_], nodes: NDArray[np.int64], sources: NDArray[np.int64],
         position: NDArray[np.int64], roots: NDArray[np.int64], sizes: NDArray[np.int64],
     ) -> int:  # fmt: skip
-        """Most bytes of the tensors in `which` that are needed at the same time."""
+        """Return the most bytes of the tensors in `which` that are needed at the same time."""
         if not which.any():
             return 0
         last = position.copy()
@@ -285,21 +285,23 @@ class _Decoder:
     def _build(
         self, nodes: NDArray[np.int64], sources: NDArray[np.int64], position: NDArray[np.int64],
         roots: NDArray[np.int64], inside: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
-    ) -> Decoded:  # fmt: skip
+    ) -> DecodedGraph:  # fmt: skip
         records, n = self.records, self.n
         runs = (position >= 0) & ((records["flags"] & _COMPUTE) != 0)
-        # Views of what lies elsewhere may be in the list, as long as nothing here looks through them (-nkvo).
+        # Views of memory on other devices may be nodes if no node here reads them (-nkvo).
         read = sources[nodes[runs[nodes] & ~_IS_VIEW[records["op"][nodes]]]]
         read = read[read >= 0]
-        nowhere = np.zeros(n, np.bool_)
+        missing = np.zeros(n, np.bool_)
         computed = runs & ~_IS_VIEW[records["op"]]
-        nowhere[read] = (offsets[roots[read]] < 0) & ~computed[roots[read]] & (sizes[read] > 0)
-        self._fail(nowhere, "it has no memory, and nothing computes it")
-        loose = self._loose(runs, nodes, sources, roots, offsets)
-        ptrs = np.unique(records["buffer"][loose])
-        if self._peak(loose, nodes, sources, position, roots, sizes) > sum(self.regions[p].size for p in ptrs.tolist()):
-            loose[:] = False  # they lie on top of one another: not what ggml plans
-        offsets = np.where(loose, -1, offsets)
+        missing[read] = (offsets[roots[read]] < 0) & ~computed[roots[read]] & (sizes[read] > 0)
+        self._fail(missing, "it has no memory, and nothing computes it")
+        unplaced = self._unplaced(runs, nodes, sources, roots, offsets)
+        ptrs = np.unique(records["buffer"][unplaced])
+        if self._peak(unplaced, nodes, sources, position, roots, sizes) > sum(
+            self.regions[p].size for p in ptrs.tolist()
+        ):
+            unplaced[:] = False  # their places overlap, so this is no plan of ggml's
+        offsets = np.where(unplaced, -1, offsets)
         tensors = self._tensors(runs, offsets)
         for i in np.flatnonzero(roots != np.arange(n)).tolist():
             tensor = tensors[i]
@@ -316,10 +318,10 @@ class _Decoder:
                 add(node)
         _check_views(graph)
         used = frozenset(p for p in np.unique(records["buffer"]).tolist() if p)
-        return Decoded(graph, self.request, used)
+        return DecodedGraph(graph, self.request, used)
 
     def _tensors(self, runs: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[Tensor]:
-        """One object for each record, views and sources not yet connected; what does not run is data."""
+        """Return one tensor per record, without views and sources. Tensors that are not computed are data."""
         records, payload = self.records, self.request.payload
         at = len(payload) - self.n * wire.TENSOR.itemsize + _PARAMS_AT
         regions = self.regions
@@ -338,9 +340,9 @@ class _Decoder:
         return made
 
     def _check_node(self, node: Tensor) -> None:
-        loose = node.view_src is None and node.buffer is None
-        if loose and node.op is not Op.NONE and node.op not in VIEW_OPS and not node.is_contiguous():
-            # leftovers of other graphs lie where the device puts this; a result must cover its whole place
+        unplaced = node.view_src is None and node.buffer is None
+        if unplaced and node.op is not Op.NONE and node.op not in VIEW_OPS and not node.is_contiguous():
+            # the device reuses memory of other graphs here, so a result must cover its whole place
             raise wire.WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
         if 0 not in node.ne:
             try:
@@ -350,7 +352,7 @@ class _Decoder:
 
 
 class _Index:
-    """Where an id is among the tensors."""
+    """Positions of tensors by id."""
 
     def __init__(self, ids: NDArray[np.uint64]) -> None:
         self._order = np.argsort(ids, kind="stable")
@@ -362,7 +364,7 @@ class _Index:
             raise wire.WireError(f"two tensors with the id {self._sorted[1:][twice][0]:#x}")
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Positions of ids, −1 for those that are not there."""
+        """Return the positions of ids, −1 for unknown ones."""
         if not len(self._sorted):
             return np.full(len(ids), -1, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
@@ -370,7 +372,7 @@ class _Index:
 
 
 def _check_views(graph: Graph) -> None:
-    """Raises WireError for views of views of views without end: a compiler follows them."""
+    """Raise WireError for chains of views that are too deep for the compiler."""
     depth: dict[Tensor, int] = {}
     for node in graph.nodes:
         if node.op in VIEW_OPS:

@@ -22,14 +22,14 @@ log = logging.getLogger("llamado.rpc.worker.server")
 
 _REMEMBERED = 1024
 _TOGETHER = 10.0
-"""Seconds within which connections are of the same start of a program: llama-server opens a dozen, and uses most."""
+"""Seconds within which connections belong to one start of a program: llama-server opens a dozen and uses most."""
 _SAVE_INTERVAL = 5.0
 """Least seconds between two writes of the file: clients decide when there is something to write."""
 
 
 @dataclass
-class _Spoken:
-    """The protocol of a client, and when it first and last went on after a greeting in it."""
+class _ClientProtocol:
+    """The protocol of a client, and when the client first and last went on after a greeting in it."""
 
     protocol: wire.Protocol
     first: float | None = None
@@ -40,33 +40,33 @@ class Greetings:
     """Protocol versions by client address. Safe to use from several threads."""
 
     def __init__(self, default: wire.Protocol, file: Path | None = None) -> None:
-        """`default`: for addresses that are not known. `file`: keeps those that need another version."""
+        """`default`: for unknown addresses. `file`: stores the addresses that need another version."""
         self._default = default
         self._file = file
-        self._of: OrderedDict[str, _Spoken] = OrderedDict()
+        self._of: OrderedDict[str, _ClientProtocol] = OrderedDict()
         self._lock = threading.Lock()
         self._saved = self._read()
         self._next_save = 0.0
         for host, protocol in self._saved.items():
-            self._remember(host, _Spoken(protocol))
+            self._remember(host, _ClientProtocol(protocol))
 
     def of(self, host: str) -> wire.Protocol:
-        """Return the version in which a client is greeted."""
+        """Return the protocol of a client's greeting."""
         known = self._of.get(host)
         return self._default if known is None else known.protocol
 
-    def understood(self, host: str, protocol: wire.Protocol, now: float) -> None:
-        """Note that a client went on after a greeting. Times are seconds of one clock."""
+    def record_accepted(self, host: str, protocol: wire.Protocol, now: float) -> None:
+        """Record that a client went on after a greeting. Times are seconds of one clock."""
         with self._lock:
             known = self._of.get(host)
             if known is None or known.protocol is not protocol:
-                known = _Spoken(protocol)
+                known = _ClientProtocol(protocol)
             known.first, known.last = now if known.first is None else known.first, now
             self._remember(host, known)
             self._save(host, protocol, now)
 
-    def refused(self, host: str, protocol: wire.Protocol, opened: float) -> None:
-        """Note that a client hung up after a greeting; `opened` is when it connected.
+    def record_refused(self, host: str, protocol: wire.Protocol, opened: float) -> None:
+        """Record that a client hung up after a greeting; `opened` is when it connected.
 
         It may also have had no use for one connection of many, so a version that this start of a client went on with
         is kept.
@@ -80,9 +80,9 @@ class Greetings:
                 return
             other = next(one for one in wire.PROTOCOLS.values() if one is not protocol)
             log.info("%s: hung up after a greeting with RPC %s; its next greeting is %s", host, protocol, other)
-            self._remember(host, _Spoken(other))
+            self._remember(host, _ClientProtocol(other))
 
-    def _remember(self, host: str, known: _Spoken) -> None:
+    def _remember(self, host: str, known: _ClientProtocol) -> None:
         self._of[host] = known
         self._of.move_to_end(host)
         while len(self._of) > _REMEMBERED:
@@ -111,7 +111,7 @@ class Greetings:
         temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({one: spoken.major for one, spoken in kept.items()}), encoding="utf-8")
+            temporary.write_text(json.dumps({one: protocol.major for one, protocol in kept.items()}), encoding="utf-8")
             temporary.replace(self._file)
         except OSError as error:
             log.warning("%s: not written: %s; clients are greeted anew after a restart", self._file, error)

@@ -1,4 +1,4 @@
-"""Who a client is to a worker: the subject of its certificate, or the network it comes from."""
+"""Identity of a client: the subject of its certificate, or its network."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import ipaddress
 import ssl
 
 _NETWORK = {4: 24, 6: 64}
-"""Bits that addresses of one local network have in common, as addresses are given out."""
+"""Prefix bits of one local network, as addresses are commonly assigned."""
 
 
 def identity(host: str, sock: object = None) -> str:
-    """A name, also for a folder: clients of the same name are the same one to this worker.
+    """Return a client's identity, which is also valid as a folder name.
 
-    `sock`: its TLS connection, if it has one; a certificate counts where the worker asked for one and checked it.
+    `sock`: the client's TLS connection, if it has one. A certificate counts if the worker required and checked it.
     """
     certificate = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     if certificate:
@@ -29,7 +29,7 @@ def identity(host: str, sock: object = None) -> str:
 
 
 def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An address as the system writes it, the older kind where it is given as the newer one; None for what is none."""
+    """Parse an address as the system writes it, a mapped IPv4 address as IPv4. Returns None if it is not an address."""
     try:
         found = ipaddress.ip_address(host.split("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""A worker that joins servers by itself, and leaves them before it ends."""
+"""Membership in servers: a worker joins them at its start and leaves them before it ends."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from llamado.rpc.endpoint import Endpoint
 log = logging.getLogger("llamado.rpc.worker.join")
 
 TOKEN_HEADER = "x-cluster-token"
-"""Header of the token that a server's `--cluster-token` says."""
+"""Header of the token, as in the server's `--cluster-token`."""
 _RETRY = 2.0
-"""Seconds between two attempts to join a server that cannot be reached or is not ready."""
+"""Seconds between two attempts to join a server that is down or not ready."""
 _AGAIN = 10.0
-"""Seconds after which a server that was joined is told again: it may have been started anew."""
+"""Seconds after which a joined server gets the request again: it may have restarted."""
 _TIMEOUT = httpx.Timeout(10.0, read=600.0)
-"""Seconds: a server answers once the weights are here, or elsewhere."""
-
+"""Seconds. A server responds once the weights have moved here, or away from here."""
 
 _JOINED = {"endpoint": "", "devices": [{"device": "", "holds": "", "why": ""}]}
-"""Form of a server's answer to a worker that joined."""
+"""Form of a server's response to a joining worker."""
 
 
 class JoinError(LlamadoError):
-    """An address of a server that is none."""
+    """An invalid server address."""
 
 
 def server_url(text: str) -> str:
-    """`HOST:PORT` or an URL as the root of a server's API. Raises JoinError.
+    """Return the root URL of a server's API from `HOST:PORT` or a URL. Raises JoinError.
 
     >>> server_url("10.0.0.1:8080")
     'http://10.0.0.1:8080'
@@ -53,17 +52,17 @@ def server_url(text: str) -> str:
     return url.rstrip("/")
 
 
-def described(endpoint: Endpoint, devices: Sequence[Device], share: float) -> dict[str, Any]:
-    """What a server is told of a worker: where it is, its memory and its speed, which is measured here."""
-    told: list[dict[str, Any]] = []
+def join_body(endpoint: Endpoint, devices: Sequence[Device], share: float) -> dict[str, Any]:
+    """Return the body of a join request: address, memory and speed of a worker. The speed is measured here."""
+    figures_of: list[dict[str, Any]] = []
     for device in devices:
         figures = measure(device)
-        told.append({"name": device.name, "free": figures.free, "total": figures.total, "decode": figures.decode,
+        figures_of.append({"name": device.name, "free": figures.free, "total": figures.total, "decode": figures.decode,
                      "prefill": figures.prefill})  # fmt: skip
     where: dict[str, Any] = {"endpoint": str(endpoint)}
-    if _is_any(endpoint.host):  # the server knows by which address it is reached
+    if _is_any(endpoint.host):  # the server fills in the address it sees
         where = {"port": endpoint.port, "tls": endpoint.tls}
-    return {**where, "share": share, "devices": told}
+    return {**where, "share": share, "devices": figures_of}
 
 
 def _is_any(host: str) -> bool:
@@ -74,7 +73,7 @@ def _is_any(host: str) -> bool:
 
 
 class ServerMembership(threading.Thread):
-    """Keeps a worker in one server; `body` is what `described` gives."""
+    """A thread that keeps a worker joined to one server. `body`: see `join_body`."""
 
     def __init__(self, server: str, token: str, body: Mapping[str, Any], ca: str | None) -> None:
         super().__init__(name=f"join {server}", daemon=True)
@@ -82,14 +81,14 @@ class ServerMembership(threading.Thread):
         verify = ssl.create_default_context(cafile=ca) if server.startswith("https:") else True
         self._http = open_client(headers={TOKEN_HEADER: token}, timeout=_TIMEOUT, verify=verify)
         self._leaving = threading.Event()
-        self._said = ""
+        self._logged = ""
         self._endpoint: str | None = None
 
     def run(self) -> None:
         while not self._leaving.is_set():
             try:
                 answer = self._http.post(f"{self._url}/cluster/join", json=self._body)
-                found = _said(answer)
+                found = _status(answer)
                 if answer.status_code == 200:
                     body = fit(read_json(answer), _JOINED)
                     if not body["endpoint"]:
@@ -100,25 +99,25 @@ class ServerMembership(threading.Thread):
             except (httpx.HTTPError, ValueError) as error:
                 found = f"cannot be joined: {error}"
             if self._endpoint is None:
-                found += f"; it is asked again every {_RETRY:g} s"
-            if found != self._said and not self._leaving.is_set():
-                self._said = found
+                found += f"; retrying every {_RETRY:g} s"
+            if found != self._logged and not self._leaving.is_set():
+                self._logged = found
                 log.info("%s: %s", self._url, found)
             self._leaving.wait(_RETRY if self._endpoint is None else _AGAIN)
 
     def leave(self) -> None:
-        """Returns when the server has moved what is here to others, or cannot."""
+        """Wait until the server has moved this worker's layers to other devices, or cannot."""
         self._leaving.set()
         if self._endpoint is None:
             return
         try:
             answer = self._http.post(f"{self._url}/cluster/drain", json={"endpoint": self._endpoint})
-            log.info("%s: %s", self._url, "left" if answer.status_code == 200 else _said(answer))
+            log.info("%s: %s", self._url, "left" if answer.status_code == 200 else _status(answer))
         except httpx.HTTPError as error:
-            log.warning("%s: cannot be told that this worker leaves: %s", self._url, error)
+            log.warning("%s: cannot leave: %s", self._url, error)
 
 
-def _said(answer: httpx.Response) -> str:
+def _status(answer: httpx.Response) -> str:
     try:
         message = fit(read_json(answer), {"error": {"message": Maybe("")}})["error"]["message"]
     except ValueError:

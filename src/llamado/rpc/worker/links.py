@@ -1,8 +1,8 @@
-"""Tensors that go from worker to worker: the way out to the next one, and the way in from the one before.
+"""Links between workers: an outlet to the next worker, and an inlet from the one before.
 
-A client asks the next worker for a ticket and gives it to the one before, which connects with it: nobody else gets in.
-What comes waits in the connection until the client's session takes it, straight to where it belongs; so TCP holds back
-who sends more, and no memory is held for it.
+A client gets a ticket from the next worker and passes it to the one before, which connects with it; other connections
+are rejected. Deliveries wait in the connection until the client's session receives them into their tensor. So no memory
+is held for them, and TCP slows the sender down.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from llamado.rpc.worker.memory import Region
 log = logging.getLogger("llamado.rpc.worker.server")
 
 MAX_LINKS = 64
-"""Ways in, and ways out, of one client."""
+"""Most inlets, and most outlets, of one client."""
 DIAL_SECONDS = 2.0
-"""Connecting may take so long, and greeting, too."""
+"""Seconds to connect, and seconds to greet."""
 REFUSAL_SECONDS = 1.0
-"""Least time until a client hears that there is no way, whatever the reason: a refusal must not tell what is where."""
+"""Least seconds until a refusal, whatever the reason, so that its timing does not reveal open ports."""
 _DIALS_AT_ONCE = 4
 _FAILURES, _FAILURES_A_SECOND = 20, 0.2
-"""Dials that may fail for one client: whoever wants to learn which ports are open learns little."""
+"""Budget of failed connections of one client, which limits port scans."""
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class LinkRefused(LlamadoError):
-    """There is no way to the next worker: it is not ours, does not know the ticket, or may not be dialled."""
+    """No link to the next worker: it is not ours, rejects the ticket, or must not be connected to."""
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass
-class Dialling:
-    """To whom this worker connects for its clients: to nobody unless `allowed`; where there are `networks`, only there.
+class Dialer:
+    """Connections to other workers that clients ask for: only if `allowed`, and only within `networks` if given.
 
-    `tls`: how it shows itself to workers at tls://, None where it cannot.
+    `tls`: context for workers at tls://, None without a certificate.
     """
 
     allowed: bool = True
@@ -63,7 +63,7 @@ class Dialling:
     _turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_DIALS_AT_ONCE))
 
     def connect(self, client: str, request: wire.ConnectNext) -> Outlet | None:
-        """The way that a client asks for; None, and a line in the log, where there is none."""
+        """Return an outlet to the worker of a request. Returns None and logs a line if there is none."""
         began = time.monotonic()
         where = wire.printable(request.endpoint.decode("utf-8", "replace"))
         try:
@@ -76,9 +76,9 @@ class Dialling:
 
     @contextmanager
     def attempt(self, client: str) -> Iterator[None]:
-        """Inside, this worker connects for a client; if that fails, it is counted. Raises LinkRefused."""
+        """Allow one connection for a client inside the block, and count a failure. Raises LinkRefused."""
         if not self.allowed:
-            raise LinkRefused("this worker passes nothing on (--no-ring)")
+            raise LinkRefused("this worker has no links (--no-ring)")
         if self.failures.left(client) < 1:
             raise LinkRefused("too many attempts of this client have failed")
         if not self._turns.acquire(timeout=DIAL_SECONDS):
@@ -92,7 +92,7 @@ class Dialling:
             self._turns.release()
 
     def check(self, endpoint: Endpoint) -> None:
-        """Raises LinkRefused where this worker may not connect to."""
+        """Raise LinkRefused if this worker must not connect to an endpoint."""
         if self.networks:
             found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             hosts = {address(str(entry[4][0])) for entry in found}
@@ -102,22 +102,22 @@ class Dialling:
     def _reach(self, endpoint: Endpoint, ticket: bytes) -> Outlet:
         self.check(endpoint)
         if endpoint.tls and self.tls is None:
-            raise LinkRefused("it wants TLS, and this worker has no --tls-cert and --tls-key to show")
+            raise LinkRefused("it needs TLS, and this worker has no --tls-cert and --tls-key")
         sock = dial(endpoint, self.tls if endpoint.tls else None, DIAL_SECONDS)
         try:
             ends = time.monotonic() + DIAL_SECONDS
-            hello = _ask(sock, wire.Hello(), ends)
-            if not (isinstance(hello, wire.HelloResponse) and hello.ours):
-                raise LinkRefused("it is no worker of llamado")
-            if _ask(sock, wire.Attach(ticket), ends) != wire.Number(1):
-                raise LinkRefused("it is another worker than the client means")
+            hello = _call(sock, wire.Hello(), ends)
+            if not (isinstance(hello, wire.HelloResponse) and hello.is_ours):
+                raise LinkRefused("it is not a llamado worker")
+            if _call(sock, wire.Attach(ticket), ends) != wire.Number(1):
+                raise LinkRefused("it rejected the ticket: it is not the worker that the client means")
             return Outlet(sock)
         except BaseException:
             sock.close()
             raise
 
 
-def _ask(sock: socket.socket, request: wire.Request, ends: float) -> wire.Response:
+def _call(sock: socket.socket, request: wire.Request, ends: float) -> wire.Response:
     reader = wire.ResponseReader()
     reader.expect(wire.COMMANDS[type(request)])
     sock.settimeout(max(0.001, ends - time.monotonic()))
@@ -132,21 +132,21 @@ def _ask(sock: socket.socket, request: wire.Request, ends: float) -> wire.Respon
 
 
 class Outlet:
-    """The way to the next worker."""
+    """The connection to the next worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._transport = Transport(sock)
 
     @property
-    def gone(self) -> bool:
-        """Whether the other side has hung up."""
+    def is_gone(self) -> bool:
+        """True if the other worker has hung up."""
         poll = select.poll()
         poll.register(self._sock, _HUNG_UP)
         return bool(poll.poll(0))
 
     def send(self, sequence: int, computed: float, region: Region, start: int, size: int) -> None:
-        """Sends bytes of a region, and the seconds that were computed for them. Raises OSError."""
+        """Send bytes of a region, with the seconds computed for them. Raises OSError."""
         head = wire.write_request(wire.Deliver(sequence, round(1e6 * computed), size))
         for piece in region.read(start, size):
             self._transport.send([head, piece] if head else [piece])
@@ -155,47 +155,47 @@ class Outlet:
             self._transport.send([head])
 
     def shut(self) -> None:
-        """Ends it, from any thread: who sends comes back."""
+        """Shut the connection down, from any thread. A waiting `send` returns."""
         self._transport.shutdown()
 
     def close(self) -> None:
-        """Gives it back; only where nobody sends."""
+        """Close the connection; only while no thread sends."""
         self._transport.shutdown()
         self._transport.close()
 
 
 class Inlet:
-    """The way in to one client's memory for whoever has the `ticket`: one connection, once."""
+    """The way into one client's memory for one connection with the `ticket`, once."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.ticket = secrets.token_bytes(wire.TICKET_BYTES)
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._using = threading.Lock()
         self._connection: ClientConnection | None = None
 
     @property
-    def over(self) -> bool:
-        """Whether nothing comes any more."""
-        return self._over.is_set()
+    def is_closed(self) -> bool:
+        """True once the inlet is closed."""
+        return self._closed.is_set()
 
     def attach(self, connection: ClientConnection) -> bool:
         """Use a connection as the sender's. Returns False if the inlet has one already, or is closed."""
         with self._using:
-            if self._connection is not None or self.over:
+            if self._connection is not None or self.is_closed:
                 return False
             self._connection = connection
             return True
 
     def wait(self) -> None:
         """Wait until the inlet is closed and its connection not used any more."""
-        self._over.wait()
+        self._closed.wait()
         with self._using:
             self._connection = None
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the inlet, from any thread. A waiting `take` returns None."""
-        self._over.set()
+        self._closed.set()
         connection = self._connection
         if connection is not None:
             connection.shut()
@@ -206,7 +206,7 @@ class Inlet:
         Returns the microseconds computed for it, None if it does not come: then the inlet is closed.
         """
         with self._using:
-            if self._connection is not None and not self.over:
+            if self._connection is not None and not self.is_closed:
                 try:
                     request = self._next(self._connection, sequence)
                     if (request.sequence, request.size) != (sequence, size):
@@ -218,7 +218,7 @@ class Inlet:
                     log.warning("link from another worker closed: %s", error)
                 except OSError as error:
                     log.debug("an inlet is closed: %s", error)
-        self.end()
+        self.close()
         return None
 
     def _next(self, connection: ClientConnection, sequence: int) -> wire.Deliver:

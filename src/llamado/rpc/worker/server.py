@@ -1,4 +1,4 @@
-"""`llamado worker`: a Device behind a socket that speaks ggml RPC."""
+"""`llamado worker`: serves the devices of this machine over ggml RPC."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from llamado.rpc.worker.client import WorkerState
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
-from llamado.rpc.worker.join import ServerMembership, described, server_url
-from llamado.rpc.worker.links import Dialling
-from llamado.rpc.worker.memory import Lender
+from llamado.rpc.worker.join import ServerMembership, join_body, server_url
+from llamado.rpc.worker.links import Dialer
+from llamado.rpc.worker.memory import SharedDevice
 from llamado.rpc.worker.session import Session
 from llamado.rpc.worker.weights.own_files import OwnFiles
 from llamado.rpc.worker.weights.tensor_cache import TensorCache, cache_folder
@@ -41,46 +41,44 @@ from llamado.rpc.worker.weights.tensor_cache import TensorCache, cache_folder
 log = logging.getLogger("llamado.rpc.worker.server")
 
 MAX_CONNECTIONS = 128
-"""A real llama-server opens a dozen short ones before the one it keeps."""
+"""llama.cpp's server opens a dozen short connections before the one it keeps."""
 MAX_OF_A_NETWORK = 32
-"""Connections that clients of one network get in any case; more only while a quarter of all places is free."""
+"""Connections that clients of one network always get; more only while a quarter of all places is free."""
 _IDLE_SECONDS = 5.0
-"""Seconds without a request after which a client that owns nothing gives up its place when another wants it; at once
-where its network has more than its share of places.
+"""Seconds without a request after which a client without buffers loses its place to a new client.
+
+At once if its network has more than its share of places.
 """
 _GONE_AFTER = 15
-"""Seconds after which a client whose machine does not answer any more is gone."""
-_LOOK_SECONDS = 5.0
-"""How often connections are looked at that do not get to the point."""
-_PRESS_SECONDS = 0.05
-"""How often a device is told to leave a graph whose client has hung up."""
+"""Seconds after which a client whose machine does not respond is gone."""
+_CHECK_INTERVAL = 5.0
+"""Seconds between two checks for overdue greetings."""
+_ABANDON_INTERVAL = 0.05
+"""Seconds between two attempts to abandon the graph of a client that has hung up."""
 _REST_SECONDS = 30.0
-"""Seconds after which working memory that no graph uses is given back to the system."""
+"""Seconds after which unused working memory is returned to the system."""
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
-"""Its client has hung up, whatever waits to be read; elsewhere than on Linux POLLHUP, always looked for, says so."""
+"""The client has hung up, even with unread data. Other systems than Linux report POLLHUP, which is always polled."""
 _END_SECONDS = 60.0
-"""How long a graph that runs may still take when the worker is told to end."""
-
-
-_OF_GGML = re.compile(r"(CUDA|ROCm|MUSA|MTL|Metal|Vulkan|SYCL|CANN|GPUOpenCL)\d*", re.IGNORECASE)
-"""Graphics processors as ggml's back ends name them (`ggml-rpc-server -d MTL0`)."""
+"""Most seconds that a running graph delays the worker's end."""
+_GGML_DEVICE = re.compile(r"(CUDA|ROCm|MUSA|MTL|Metal|Vulkan|SYCL|CANN|GPUOpenCL)\d*", re.IGNORECASE)
+"""GPU names of ggml's back ends (`ggml-rpc-server -d MTL0`)."""
 
 
 class WorkerError(LlamadoError):
-    """The worker cannot start: an unknown device, a port that is taken, a network that is none."""
+    """The worker cannot start: an unknown device, a port in use, an invalid network."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What `llamado worker` is told. Port 0: any free one.
+    """Options of `llamado worker`. Port 0: any free one.
 
-    `threads` of the CPU device, None: one per core this process may use; `devices` by name, empty: all; `mem`: most
-    bytes that all clients together get of a device, None: what is free; `allow`: networks that may connect (CIDR),
-    empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
-    for; `announce`: tell the network of it. `ring`: connect to other workers, to pass tensors to them, where a client
-    asks for it. `own_files`: clients may have weights mapped that this machine has in `models`, or where models are
-    fetched to, instead of sending them. `protocol`: the major version that unknown clients are greeted with;
-    `clients`: file that remembers which clients need the other one.
+    `threads` of the CPU device, None: one per core this process may use. `devices` by name, empty: all. `mem`: most
+    bytes that all clients together get of a device, None: its free memory. `allow`: networks that may connect (CIDR),
+    empty: all. `join`: servers to join, with their `token` and the requested `share` of layers. `announce`: announce
+    the worker on the local network. `ring`: connect to other workers to send tensors to them, if a client asks for it.
+    `own_files`: map weights from `models` and the download folder, so that clients need not send them. `protocol`:
+    major version of the greeting for unknown clients. `clients`: file that stores which clients need the other one.
     """
 
     host: str = "127.0.0.1"
@@ -100,12 +98,12 @@ class WorkerOptions:
     ring: bool = True
     own_files: bool = False
     models: tuple[str, ...] = ()
-    protocol: int = wire.FIRST.major
+    protocol: int = wire.DEFAULT_GREETING.major
     clients: Path | None = None
 
 
 class Worker:
-    """Devices behind a socket. Listens once made; `serve` answers until `stop`."""
+    """Serves devices on a port. Listens from the start; `serve` runs until `stop`."""
 
     def __init__(self, devices: Sequence[Device], options: WorkerOptions | None = None) -> None:
         """Raises WorkerError, EndpointError or CacheError."""
@@ -117,19 +115,19 @@ class Worker:
         elif options.tls_cert or options.tls_key or options.tls_client_ca:
             raise WorkerError("TLS needs --tls-cert and --tls-key")
         cache = TensorCache(cache_folder()) if options.cache else None
-        self.state = WorkerState([Lender(d, options.mem) for d in devices], cache, is_debugging())
-        self.state.dialling = Dialling(options.ring, self._allowed)
+        self.state = WorkerState([SharedDevice(d, options.mem) for d in devices], cache, is_debugging())
+        self.state.dialer = Dialer(options.ring, self._allowed)
         self.state.may_connect = self._may_connect
         if options.own_files:
             self.state.files = OwnFiles([*map(Path, options.models), *model_folders()])
         self.state.greetings = Greetings(wire.PROTOCOLS[options.protocol], options.clients)
         if options.tls_cert and options.tls_key:
-            # As a client of other workers: the certificates of one cluster are of one authority.
-            self.state.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
+            # As a client of other workers. One authority signs all certificates of a cluster.
+            self.state.dialer.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
-        self._let_go: set[Session] = set()
-        self._done = WorkDone()  # for clients that have left
+        self._evicted: set[Session] = set()
+        self._done = WorkDone()  # of clients that have left
         self._work_log = WorkLog()
         self._line_limit = LineLimit()
         if not self.state.is_debugging:
@@ -139,27 +137,27 @@ class Worker:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self._listener.getsockname()[1])
 
     @property
     def endpoint(self) -> Endpoint:
-        """How clients reach it."""
+        """The address for clients."""
         return Endpoint(self.options.host, self.port, self._tls is not None)
 
     @property
     def clients(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._sessions)
 
     def describe(self) -> str:
-        """What is offered where, in a line for each thing."""
+        """Return address, devices, cache and models, one per line."""
         lines = [f"llamado worker on {self.endpoint}"]
-        for i, lender in enumerate(self.state.devices):
-            free, total = lender.memory()
-            details = lender.device.details
+        for i, shared in enumerate(self.state.devices):
+            free, total = shared.memory()
+            details = shared.device.details
             lines.append(
-                f"  device {i}: {lender.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+                f"  device {i}: {shared.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
                 + (f", {details}" if details else "")
             )
         cache = self.state.cache
@@ -169,7 +167,7 @@ class Worker:
         return "\n".join(lines)
 
     def serve(self) -> None:
-        """Answers clients until `stop`; then lets graphs that run come to their end, and closes everything."""
+        """Serve clients until `stop`; then wait for running graphs and close everything."""
         try:
             while not self.state.is_stopping:
                 self._wait()
@@ -179,26 +177,26 @@ class Worker:
                         session.hang_up()
                     if session.is_overdue:
                         session.shut()
-                for lender in self.state.devices:
-                    lender.rest(_REST_SECONDS)
-                self._beat()
+                for shared in self.state.devices:
+                    shared.trim_memory(_REST_SECONDS)
+                self._log_work()
         finally:
             self._end()
 
     def close(self) -> None:
-        """Ends a worker that does not serve."""
+        """Close a worker that does not serve."""
         self._end()
 
     def _wait(self) -> None:
-        """Until a client comes or hangs up, or it is time to look after the others."""
+        """Wait until a client connects or hangs up, or a check is due."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         present: dict[int, Session] = {}
-        seconds = _LOOK_SECONDS
+        seconds = _CHECK_INTERVAL
         for session in [*self._sessions]:
             if session.is_gone:
-                seconds = _PRESS_SECONDS
+                seconds = _ABANDON_INTERVAL
             elif (number := session.fileno()) >= 0:
                 poll.register(number, _HUNG_UP)
                 present[number] = session
@@ -207,18 +205,18 @@ class Worker:
                 present[number].hang_up()
 
     def stop(self) -> None:
-        """Makes `serve` return; from any thread or signal handler."""
+        """Make `serve` return, from any thread or signal handler."""
         self.state.is_stopping = True
         try:
             self._wake.send(b"\0")
         except OSError:
             pass
 
-    def _beat(self) -> None:
+    def _log_work(self) -> None:
         with self._lock:
             works = [self._done, *(session.work for session in self._sessions)]
             held = [size for session in self._sessions if (size := session.held_bytes)]
-        line = self._work_log.beat(works, len(held), sum(held))
+        line = self._work_log.next_line(works, len(held), sum(held))
         if line is not None:
             log.info("%s", line)
         for kind, n in self._line_limit.overdue().items():
@@ -230,23 +228,23 @@ class Worker:
                 sock, (host, port, *_) = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # gone again already, or no more descriptors
+            except OSError as error:  # the client is gone already, or no descriptors are left
                 log.warning("cannot accept a connection: %s", error.strerror or error)
                 time.sleep(0.1)
                 return
-            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             if not self._may_connect(host):
-                log.warning("%s: refused, not in a network of --allow", peer)
+                log.warning("%s: refused, not in a network of --allow", name)
                 sock.close()
             elif not self._has_room(identity(host)):
-                log.warning("%s: refused, too many connections (open=%d)", peer, len(self._sessions))
+                log.warning("%s: refused, too many connections (open=%d)", name, len(self._sessions))
                 sock.close()
             else:
-                self._begin(sock, host, peer)
+                self._begin(sock, host, name)
 
     def _has_room(self, network: str) -> bool:
-        """Whether one more client of this network has a place; one that owns nothing and is idle may lose its own."""
-        present = [session for session in [*self._sessions] if session not in self._let_go]
+        """Return True if one more client of a network gets a place, perhaps that of an idle client without buffers."""
+        present = [session for session in [*self._sessions] if session not in self._evicted]
         of_network = Counter(session.network for session in present)
         crowded = of_network[network] >= MAX_OF_A_NETWORK and len(present) >= MAX_CONNECTIONS * 3 // 4
         if not crowded and len(present) < MAX_CONNECTIONS:
@@ -263,7 +261,7 @@ class Worker:
             return False
         *_, one = min(idle, key=lambda entry: entry[:2])
         log.info("%s: closed to make room for another client (idle, holds nothing)", one.name)
-        self._let_go.add(one)
+        self._evicted.add(one)
         one.shut()
         return True
 
@@ -273,22 +271,22 @@ class Worker:
         found = address(host)
         return found is not None and any(found in network for network in self._allowed)
 
-    def _begin(self, sock: socket.socket, host: str, peer: str) -> None:
+    def _begin(self, sock: socket.socket, host: str, name: str) -> None:
         try:
             sock.setblocking(True)
             _set_options(sock)
         except OSError:
             sock.close()
             return
-        connection = ClientConnection(sock, host, peer, self.state.greetings.of(host))
+        connection = ClientConnection(sock, host, name, self.state.greetings.of(host))
         session = Session(connection, self.state)
-        thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{peer}", daemon=True)
+        thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{name}", daemon=True)
         with self._lock:
             self._sessions[session] = thread
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("%s: cannot be served: %s", peer, error)
+            log.warning("%s: cannot be served: %s", name, error)
             with self._lock:
                 del self._sessions[session]
             sock.close()
@@ -299,7 +297,7 @@ class Worker:
         finally:
             with self._lock:
                 self._sessions.pop(session, None)
-                self._let_go.discard(session)
+                self._evicted.discard(session)
                 self._done = self._done.plus(session.work)
 
     def _end(self) -> None:
@@ -323,7 +321,7 @@ class Worker:
 
 
 def run_worker(options: WorkerOptions) -> int:
-    """The command: serves until SIGINT or SIGTERM. Raises WorkerError, EndpointError or CacheError."""
+    """Run the command until SIGINT or SIGTERM. Raises WorkerError, EndpointError or CacheError."""
     devices = _open(options)
     try:
         worker = Worker(devices, options)
@@ -333,7 +331,7 @@ def run_worker(options: WorkerOptions) -> int:
         raise
 
     try:
-        body = described(worker.endpoint, devices, options.share) if options.join else {}
+        body = join_body(worker.endpoint, devices, options.share) if options.join else {}
         memberships = [
             ServerMembership(server_url(s), options.token, body, options.tls_client_ca) for s in options.join
         ]
@@ -356,9 +354,9 @@ def run_worker(options: WorkerOptions) -> int:
         worker.stop()
 
     def end(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the second time it ends at once
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         if memberships or announcement is not None:
-            log.info("leaving: servers move the layers elsewhere first; once more ends this worker at once")
+            log.info("leaving: waiting until the servers have moved its layers; interrupt again to end at once")
             threading.Thread(target=leave, name="llamado-leave", daemon=True).start()
         else:
             worker.stop()
@@ -368,12 +366,12 @@ def run_worker(options: WorkerOptions) -> int:
     for membership in memberships:
         membership.start()
     if not _is_local(options.host):
-        log.warning("%s", _exposed(options))
+        log.warning("%s", _exposure_warning(options))
     most = limits.memory().total
     if options.mem is not None and options.mem > most:
         log.warning(
-            "-m/--mem allows clients %.1f GB, this process may use %.1f GB: the system may end it when they take what "
-            "is allowed", options.mem / 1e9, most / 1e9,
+            "-m/--mem allows clients %.1f GB, but this process may use only %.1f GB: the system may kill it when they "
+            "use more", options.mem / 1e9, most / 1e9,
         )  # fmt: skip
     for line in worker.describe().splitlines():
         log.info("%s", line)
@@ -385,20 +383,20 @@ def run_worker(options: WorkerOptions) -> int:
 
 
 def _open(options: WorkerOptions) -> list[Device]:
-    """The devices that are offered. Raises WorkerError."""
+    """Open the devices to serve. Raises WorkerError."""
     here = local_kinds()
     known = ", ".join(kind.upper() for kind in here)
     kinds: dict[str, None] = {}
     for name in options.devices or here:
         kind = name.lower()
-        if kind not in here and _OF_GGML.fullmatch(name):
+        if kind not in here and _GGML_DEVICE.fullmatch(name):
             kind = here[0]
             log.warning(
-                "-d/--device %s: accepted, but nothing here computes on it: %s is offered instead "
-                "(ggml-rpc-server, built for it, serves it to llamado as well)", name, kind.upper(),
+                "-d/--device %s: not supported, serving %s instead (a ggml-rpc-server built for it works with llamado, "
+                "too)", name, kind.upper(),
             )  # fmt: skip
         elif kind not in here:
-            raise WorkerError(f"-d/--device {name}: there is no such device here; known are {known}")
+            raise WorkerError(f"-d/--device {name}: unknown device; this machine has {known}")
         kinds[kind] = None
     given = DeviceOptions(n_threads=options.threads)
     return [device for kind in kinds for device in backend(kind, (), given).devices()]
@@ -411,15 +409,15 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _exposed(options: WorkerOptions) -> str:
-    """The warning for a worker that other machines can reach."""
+def _exposure_warning(options: WorkerOptions) -> str:
+    """Return the warning for a worker that other machines can reach."""
     text = (
-        f"WARNING: {options.host} can be reached from other machines. Whoever gets through uses this machine's memory "
-        "and processors, and this protocol is not made for strangers: never let it be reached from an open network."
+        f"WARNING: {options.host} can be reached from other machines. Every client can use this machine's memory and "
+        "processors, and the protocol has no authentication: never expose it to an open network."
     )
     if not options.tls_client_ca:
-        text += " --tls-cert, --tls-key and --tls-client-ca let in only clients with a certificate"
-        text += "." if options.allow else ", --allow only the networks you name."
+        text += " --tls-cert, --tls-key and --tls-client-ca admit only clients with a certificate"
+        text += "." if options.allow else ", --allow only clients of given networks."
     return text
 
 
@@ -427,7 +425,7 @@ def _listen(host: str, port: int) -> socket.socket:
     where = Endpoint(host, port)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # a name that has both kinds of address is reached by the older one, as ggml's clients do
+        # IPv4 first for a name with both kinds of address, as in ggml's clients
         family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -448,7 +446,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Answers go out at once; a client that vanishes without a word is noticed."""
+    """Send responses at once, and detect clients that vanish without closing the connection."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {

@@ -47,7 +47,7 @@ class Session:
         )
         """In the order in which they are released."""
         self._served = connection.began
-        self._understood = False
+        self._was_accepted = False
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Session:
             client.identify()
             self._serve(request)
         except WorkerStopping:
-            outcome = "is let go"
+            outcome = "ended with the worker"
         except LlamadoError as error:
             log.warning("%s: connection closed: %s", self.name, wire.printable(str(error)))
         except OSError as error:
@@ -95,7 +95,7 @@ class Session:
                 connection.answer(request, response)
             request = connection.next_request()
             self._served = time.monotonic()
-            if not self._understood:
+            if not self._was_accepted:
                 self._note_greeting(request)
 
     def _note_greeting(self, request: wire.Request | None) -> None:
@@ -103,11 +103,11 @@ class Session:
         connection, greetings = self._connection, self._worker.greetings
         if request is None:
             if not (connection.has_partial_request or connection.is_shut):
-                greetings.refused(connection.host, connection.protocol, connection.began)
+                greetings.record_refused(connection.host, connection.protocol, connection.began)
             return
-        self._understood = True
+        self._was_accepted = True
         if wire.COMMANDS[type(request)] not in wire.OWN_COMMANDS:  # our clients accept any version
-            greetings.understood(connection.host, connection.protocol, self._served)
+            greetings.record_accepted(connection.host, connection.protocol, self._served)
 
     # --- from other threads -------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.pooling import normalize
 from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
-from llamado.http.disconnect import disconnected
 from llamado.http.json_body import read_object
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
+from llamado.http.streams import disconnected
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate

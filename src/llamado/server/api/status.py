@@ -15,7 +15,7 @@ from starlette.responses import Response
 from llamado.build import BUILD
 from llamado.engine.request import Away, GenerationParams, SlotSnapshot
 from llamado.http.answer import json_response
-from llamado.http.metrics import USAGE_PATH, is_usage_id
+from llamado.http.monitoring.metrics import USAGE_PATH, is_usage_id
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings

@@ -19,8 +19,8 @@ from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
-from llamado.http.disconnect import disconnected
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
+from llamado.http.streams import disconnected
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
 from llamado.server.model import ServedEngine

@@ -8,7 +8,7 @@ from collections import deque
 from itertools import islice
 from typing import Any, NamedTuple
 
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
 from llamado.loglines import LineFormatter
 
 MODELS = "llamado.model"

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from llamado.engine.request import SlotSnapshot
-from llamado.http.request_log import Record
+from llamado.http.monitoring.request_log import Record
 
 _KEPT = 100
 _LONGEST_PATH = 100  # characters

@@ -12,7 +12,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamado.http.disconnect import disconnected
+from llamado.http.streams import disconnected
 
 PING_SECONDS = 15.0
 """A stream without messages sends a comment this often, so that proxies keep the connection."""

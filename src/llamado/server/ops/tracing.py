@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.request_log import Record
+from llamado.http.monitoring.request_log import Record
 from llamado.installation import install_command
 
 if TYPE_CHECKING:

@@ -175,10 +175,6 @@ class Tokenizer:
             text = _clean(text)
         return text.decode("utf-8", "replace")
 
-    def is_control(self, token: int) -> bool:
-        """Return True if a token controls the model and is not text."""
-        return self.vocabulary.has(token, Attribute.CONTROL)
-
     @cached_property
     def control(self) -> NDArray[np.int32]:
         """All control tokens, ascending."""

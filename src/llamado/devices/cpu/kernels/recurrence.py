@@ -43,7 +43,6 @@ def _operand(*names: str) -> tuple[str, ...]:
 
 
 DELTA = ("q", "k", "v", "w", "beta")
-RWKV7 = ("q", "k", "v", "w", "a", "b")
 LINEAR = ("q", "k", "v", "w")
 
 

@@ -17,7 +17,7 @@ class Cohere2Model(LayerNormDecoder, ParallelDecoder):
     """
 
     norms = ONE_NORM
-    norm_bias = False
+    has_norm_bias = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = with_window(keys, super()._read_hparams(keys, n_vocab), 4)

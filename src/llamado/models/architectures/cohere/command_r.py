@@ -19,7 +19,7 @@ class CommandRModel(LayerNormDecoder, ParallelDecoder):
     """
 
     norms = ONE_NORM
-    norm_bias = False
+    has_norm_bias = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return replace(super()._read_hparams(keys, n_vocab), logit_scale=keys.float_("logit_scale", 0.0) or 1.0)

@@ -8,7 +8,6 @@ from math import log
 import numpy as np
 
 from llamado.models.decoder import Decoder
-from llamado.models.errors import InvalidModel
 from llamado.models.hparams import (
     Gating,
     HyperParameters,
@@ -37,19 +36,7 @@ class Deepseek2Model(Decoder):
         gating = Gating.SIGMOID if glm else Gating.SOFTMAX
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
         self._absorbed = keys.has("attention.key_length_mla")
-        dim_k = keys.int_("attention.key_length_mla", hp.head_dim_k)
-        self._sizes = LatentSizes(
-            n_head=hp.n_head[0],
-            nope=dim_k - hp.rope.n_dims,
-            rope=hp.rope.n_dims,
-            value=keys.int_("attention.value_length_mla", hp.head_dim_v),
-            rank=keys.int_("attention.kv_lora_rank"),
-        )
-        if self._sizes.nope < 1:
-            raise InvalidModel(
-                f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims} of heads of {dim_k} elements; "
-                "fewer are expected"
-            )
+        self._sizes = LatentSizes.read(keys, hp)
         temperature = keys.float_("attention.temperature_scale", 0.0)
         self._temperature = Temperature(temperature, keys.int_("attention.temperature_length")) if temperature else None
         # The file holds a tenth of the multiplier.
@@ -58,7 +45,7 @@ class Deepseek2Model(Decoder):
         return replace(
             hp,
             rope=rope,
-            attention_scale=scale * inverse_sqrt(dim_k),
+            attention_scale=scale * inverse_sqrt(self._sizes.key),
             experts=read_experts(keys, hp.n_ff[0], gating=gating, from_file=True),
         )
 

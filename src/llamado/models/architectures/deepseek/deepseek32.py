@@ -7,11 +7,7 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.errors import InvalidModel
-from llamado.models.hparams import (
-    Gating,
-    HyperParameters,
-    read_experts,
-)
+from llamado.models.hparams import Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Mixer
@@ -21,12 +17,6 @@ from llamado.models.weights import RoleWeights
 
 _CONTEXT_OF_5_2 = 1_048_576
 """Training context from GLM-5.2 on, whose layers share indexers."""
-
-
-def read_indexer(keys: Keys) -> IndexerSizes:
-    """Read the sizes of a file's indexers. Raises GgufError or InvalidModel."""
-    suffixes = ("head_count", "key_length", "top_k")
-    return IndexerSizes(*(keys.int_(f"attention.indexer.{suffix}") for suffix in suffixes))
 
 
 def read_indexed(keys: Keys, n_layer: int) -> tuple[bool, ...]:
@@ -48,7 +38,7 @@ class Deepseek32Model(Deepseek2Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self._indexer = read_indexer(keys)
+        self._indexer = IndexerSizes.read(keys)
         if not self._absorbed or not self._q_rank or self._indexer.dim < hp.rope.n_dims:
             raise InvalidModel(
                 f"metadata keys '{keys.name('attention.key_length_mla')}' and '{keys.name('attention.q_lora_rank')}' "

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
-from llamado.models.architectures.deepseek.deepseek32 import read_indexer
 from llamado.models.errors import InvalidModel
 from llamado.models.hparams import HyperParameters, Rope, inverse_sqrt, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.memory import Latent, LayerMemory
 from llamado.models.parts.attention import Mixer, OutputGate
-from llamado.models.parts.indexer import ALL, Indexer, SparseAttention
+from llamado.models.parts.indexer import ALL, Indexer, IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
@@ -28,7 +27,7 @@ class Dots3NoteModel(Deepseek2Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self._indexer = read_indexer(keys)
+        self._indexer = IndexerSizes.read(keys)
         if not self._absorbed or not self._q_rank or self._indexer.dim < hp.rope.n_dims:
             raise InvalidModel(
                 f"metadata keys '{keys.name('attention.key_length_mla')}' and '{keys.name('attention.q_lora_rank')}' "

@@ -8,4 +8,4 @@ from llamado.models.encoder import PostNormEncoder
 class JinaBertV3Model(PostNormEncoder):
     """BERT with rotary positions (arXiv 2409.10173)."""
 
-    rotates = True
+    has_rope = True

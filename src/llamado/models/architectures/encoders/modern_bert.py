@@ -13,7 +13,7 @@ from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, Pooling, swa_rope, with_window
 from llamado.models.keys import Keys
-from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
+from llamado.models.parts.feedforward import FeedForwardKind
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -35,7 +35,7 @@ class ModernBertModel(Encoder, LayerNormDecoder):
     """
 
     rope_mode = RopeMode.NEOX
-    norm_bias = False
+    has_norm_bias = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -44,7 +44,7 @@ class ModernBertModel(Encoder, LayerNormDecoder):
             raise UnsupportedModel(
                 f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are supported"
             )
-        self._activation = _ACTIVATIONS[name]
+        self.feed_forward = FeedForwardKind(_ACTIVATIONS[name], fused=True)
         self._means = keys.int_("classifier.pooling_type", Pooling.MEAN.value) == Pooling.MEAN
         rope = swa_rope(keys, hp.rope, freq_base=10000.0, freq_scale=1.0)
         hp = with_window(keys, hp, 3, rope=rope, optional=True, dense_first=True)
@@ -65,9 +65,6 @@ class ModernBertModel(Encoder, LayerNormDecoder):
 
     def _norm_names(self, w: RoleWeights, layer: int) -> NormNames:
         return self.norms if layer > 0 or w.has("attn_norm.weight") else NormNames(attn=None)
-
-    def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], self._activation)
 
     def _embed(self, step: Pass) -> Tensor:
         return self._embd_norm(step, super()._embed(step), "inp_norm")

@@ -9,5 +9,5 @@ from llamado.models.parts.feedforward import SWIGLU
 class NomicBertModel(PostNormEncoder):
     """BERT with rotary positions and SwiGLU networks (arXiv 2402.01613)."""
 
-    rotates = True
+    has_rope = True
     feed_forward = SWIGLU

@@ -16,7 +16,7 @@ from llamado.models.weights import RoleWeights
 class NomicBertMoeModel(PostNormEncoder):
     """BERT with rotary positions, and experts in every other layer (arXiv 2502.07972)."""
 
-    rotates = True
+    has_rope = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

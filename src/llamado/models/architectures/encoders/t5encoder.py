@@ -18,7 +18,7 @@ class T5EncoderModel(Encoder, Decoder):
     """Pre-norm encoder with relative position biases and unscaled attention scores (arXiv 1910.10683).
 
     Layers without biases of their own use the first layer's. The feed-forward network is ReLU, or GEGLU in v1.1.
-    Attention is causal unless the file says otherwise, as in llama.cpp.
+    Attention is causal unless the file disables it, as in llama.cpp.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -14,7 +14,7 @@ class DbrxModel(LayerNormDecoder):
     """Layer norms, clamped queries, keys and values, and a mixture of experts in each layer."""
 
     rope_mode = RopeMode.NEOX
-    norm_bias = None
+    has_norm_bias = None
     norms = NormNames(ffn="attn_output_norm")  # in the file the "attention output norm"
     router = RouterKind(normalized=True)
 

@@ -9,7 +9,7 @@ from llamado.models.hparams import Gating, RouterKind
 class Dots1Model(Qwen3Model):
     """Qwen3 with a mixture of experts and a shared expert after the dense first layers (arXiv 2506.05767).
 
-    RouterKind is by sigmoid unless the file says otherwise.
+    Routing is by sigmoid unless the file sets another function.
     """
 
     router = RouterKind(Gating.SIGMOID, from_file=True)

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
-from llamado.models.hparams import (
-    Gating,
-    HyperParameters,
-    RouterKind,
-    read_swa_layers,
-    rope_dims,
-    swa_rope,
-)
+from llamado.models.hparams import Gating, HyperParameters, RouterKind, read_swa_layers, rope_dims, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, OutputGate
 from llamado.models.parts.experts import Mixture

@@ -9,6 +9,6 @@ from llamado.models.parts.feedforward import FUSED_SWIGLU
 class Glm4Model(Decoder):
     """Pre- and post-norms of both blocks, and partially rotated heads (arXiv 2406.12793)."""
 
-    mrope = True
+    has_mrope = True
     norms = PRE_AND_POST_NORMS
     feed_forward = FUSED_SWIGLU

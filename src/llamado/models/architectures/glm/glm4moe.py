@@ -17,7 +17,7 @@ class Glm4MoeModel(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
-    mrope = True
+    has_mrope = True
     norms = POST_ATTENTION_NORM_BEFORE_FFN
     router = RouterKind(Gating.SIGMOID, from_file=True, split_width=True)
 

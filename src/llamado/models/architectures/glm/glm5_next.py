@@ -21,11 +21,7 @@ from llamado.models.parts.indexer import IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention, LatentProjection
 from llamado.models.parts.pooled_indexer import PooledIndexer
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
-from llamado.models.parts.streams.hyper_connections import (
-    ConnectionSizes,
-    HyperConnections,
-    add_output,
-)
+from llamado.models.parts.streams.hyper_connections import ConnectionSizes, HyperConnections, add_output
 from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights, Weights
 
@@ -48,11 +44,7 @@ class Glm5NextModel(KimiLinearModel):
         shared = keys.has("swiglu_clamp_shexp")
         self._shared_limits = keys.floats_per_layer("swiglu_clamp_shexp", n_blocks) if shared else self._limits
         self._connections = ConnectionSizes.read(keys)
-        self._indexer = IndexerSizes(
-            keys.int_("attention.indexer.head_count"),
-            keys.int_("attention.indexer.key_length"),
-            keys.int_("attention.indexer.top_k"),
-        )
+        self._indexer = IndexerSizes.read(keys)
         self._pool = keys.int_("attention.indexer.kpool")
         self._tail = keys.bool_("attention.indexer.kpool_select_tail", False)
         if ALIGN % self._pool or self._indexer.n_chosen % self._pool or self._indexer.dim % self._pool:

@@ -17,7 +17,7 @@ from llamado.models.weights import Weights
 class BloomModel(LayerNormDecoder):
     """Layer norms, of embeddings too; ALiBi; GELU networks (arXiv 2211.05100)."""
 
-    rotates = False
+    has_rope = False
     feed_forward = GELU
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -13,7 +13,7 @@ from llamado.models.weights import Weights
 class Gpt2Model(LayerNormDecoder):
     """Pre-norm decoder with learned positions, layer norms, biases everywhere, and GELU networks."""
 
-    rotates = False
+    has_rope = False
     feed_forward = GELU
 
     def _take_weights(self, weights: Weights) -> None:

@@ -12,7 +12,7 @@ from llamado.models.parts.feedforward import GELU
 
 
 class GptNeoxModel(LayerNormDecoder, ParallelDecoder):
-    """Parallel attention and feed-forward network with separate layer norms, or sequential if the file says so.
+    """Parallel attention and feed-forward network with separate layer norms, or sequential, depending on the file.
 
     A quarter of each head is rotated (arXiv 2204.06745).
     """

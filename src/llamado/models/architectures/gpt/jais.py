@@ -15,7 +15,7 @@ class JaisModel(LayerNormDecoder):
     Query-key products are divided by the head size, not its square root.
     """
 
-    rotates = False
+    has_rope = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp, slope = super()._read_hparams(keys, n_vocab), keys.float_("attention.max_alibi_bias", 0.0)

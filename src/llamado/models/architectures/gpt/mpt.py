@@ -17,8 +17,8 @@ from llamado.models.weights import Weights
 class MptModel(LayerNormDecoder):
     """Layer norms, GELU networks, and learned positions or ALiBi, depending on the file."""
 
-    norm_bias = None
-    rotates = False
+    has_norm_bias = None
+    has_rope = False
     feed_forward = GELU
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -23,7 +23,7 @@ class GraniteModel(Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self.rotates = keys.bool_("rope.scaling.finetuned", True)
+        self.has_rope = keys.bool_("rope.scaling.finetuned", True)
         divisor = keys.float_("logit_scale", self.default_logit_scale) or 1.0
         return replace(
             hp,

@@ -14,7 +14,7 @@ from llamado.models.weights import RoleWeights
 class GraniteHybridModel(GraniteModel):
     """Granite with Mamba-2 in the layers without KV heads, and optional experts in all layers."""
 
-    recurrent = True
+    is_recurrent = True
     router = RouterKind(normalized=True, optional=True)
     default_logit_scale = 0.0
 

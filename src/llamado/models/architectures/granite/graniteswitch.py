@@ -61,27 +61,35 @@ class TokenLookup(Input):
 class Delta(NamedTuple):
     """LoRA product b · a · x of each token's adapter; adapter 0 adds nothing.
 
-    `behind`: x has only the output rows, after the last layer's attention.
+    `output_rows_only`: x has only the output rows, after the last layer's attention.
     """
 
     a: Tensor
     b: Tensor
     layer: int
-    behind: bool
+    output_rows_only: bool
 
     @classmethod
     def take(
-        cls, w: RoleWeights, name: str, n_in: int, n_out: int, s: AdapterSwitches, layer: int, *, behind: bool = False
+        cls,
+        w: RoleWeights,
+        name: str,
+        n_in: int,
+        n_out: int,
+        s: AdapterSwitches,
+        layer: int,
+        *,
+        output_rows_only: bool = False,
     ) -> Delta:
         """Take `name.lora_a` and `name.lora_b`. Raises InvalidModel."""
         w = w.experts(s.n + 1, 1)
         a, b = w.require(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.require(f"{name}.lora_b", s.rank, n_out, s.n + 1)
-        return cls(a, b, layer, behind)
+        return cls(a, b, layer, output_rows_only)
 
     def __call__(self, step: Pass, x: Tensor, y: Tensor, name: str) -> Tensor:
         """Add the adapters' product to y, a product of x."""
         slots = step.get_shared(_SLOTS)
-        if self.behind:
+        if self.output_rows_only:
             (slots,) = step.keep_outputs(self.layer, slots)
         h = step.mul_mat_id(self.a, reshape(x, x.ne[0], 1, x.ne[1]), slots, f"{name}_lora_a")
         more = step.mul_mat_id(self.b, h, slots, f"{name}_lora_b")
@@ -161,7 +169,7 @@ class GraniteSwitchModel(GraniteModel):
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
 
         def take(name: str, n_in: int, n_out: int) -> SwitchedLinear:
-            delta = Delta.take(w, name, n_in, n_out, self._switches, layer, behind=True)
+            delta = Delta.take(w, name, n_in, n_out, self._switches, layer, output_rows_only=True)
             return SwitchedLinear(w.linear(name, n_in, n_out), delta)
 
         gate, up = (take(name, n_embd, n_ff) for name in ("ffn_gate", "ffn_up"))

@@ -17,7 +17,7 @@ class HunyuanDenseModel(Decoder):
     """Llama with query and key norms after the rotation."""
 
     rope_mode = RopeMode.NEOX
-    mrope = True
+    has_mrope = True
     qk_norm = QkNorm.HEADS_AFTER_ROPE
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

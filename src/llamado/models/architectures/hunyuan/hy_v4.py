@@ -8,7 +8,7 @@ from llamado.ggml.graph import add, mul, reshape, rms_norm, scale, sigmoid, view
 from llamado.ggml.ops import GluOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
-from llamado.models.architectures.deepseek.deepseek32 import read_indexed, read_indexer
+from llamado.models.architectures.deepseek.deepseek32 import read_indexed
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Rope
@@ -89,7 +89,7 @@ class HyV4Model(Deepseek2Model):
         self._limits = keys.floats_per_layer("swiglu_clamp_exp", hp.n_layer + hp.n_nextn, 0.0)
         self._indexer: IndexerSizes | None = None
         if keys.has("attention.indexer.top_k"):
-            self._indexer = read_indexer(keys)
+            self._indexer = IndexerSizes.read(keys)
             if self._indexer.dim <= hp.rope.n_dims:
                 raise InvalidModel(
                     f"metadata key '{keys.name('attention.indexer.key_length')}' is {self._indexer.dim}; more than "

@@ -21,7 +21,7 @@ class Lfm2Model(Decoder):
 
     rope_mode = RopeMode.NEOX
     qk_norm = QkNorm.HEADS
-    recurrent = True
+    is_recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_convolved = keys.int_("shortconv.l_cache")

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import (
-    HyperParameters,
-    Rope,
-)
+from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.keys import Keys
 from llamado.models.weights import RoleWeights
 

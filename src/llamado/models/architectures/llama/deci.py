@@ -24,7 +24,7 @@ class DeciModel(Decoder):
     Described in arXiv 2411.19146.
     """
 
-    recurrent = True
+    is_recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -6,15 +6,7 @@ from dataclasses import replace
 
 from llamado.models.decoder import Decoder
 from llamado.models.errors import UnsupportedModel
-from llamado.models.hparams import (
-    Gating,
-    HyperParameters,
-    Rope,
-    RouterKind,
-    Temperature,
-    read_swa_layers,
-    swa_rope,
-)
+from llamado.models.hparams import Gating, HyperParameters, Rope, RouterKind, Temperature, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention

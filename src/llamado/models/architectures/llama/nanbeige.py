@@ -16,7 +16,7 @@ from llamado.models.weights import Weights
 class NanbeigeModel(Decoder):
     """Llama whose layers run `num_loops` times, each time with separate keys and values.
 
-    The output norm is applied between loops, unless the file says otherwise.
+    The output norm is applied between loops, unless the file disables it.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

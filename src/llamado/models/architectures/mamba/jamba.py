@@ -16,8 +16,8 @@ from llamado.models.weights import RoleWeights
 class JambaModel(Decoder):
     """Mamba in most layers, attention without positions in the others, and experts in some (arXiv 2403.19887)."""
 
-    rotates = False
-    recurrent = True
+    has_rope = False
+    is_recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys)

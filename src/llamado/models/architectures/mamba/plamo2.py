@@ -91,7 +91,7 @@ class Plamo2Model(Decoder):
     rope_mode = RopeMode.NEOX
     norms = PRE_AND_POST_NORMS
     feed_forward = FUSED_SWIGLU
-    recurrent = True
+    is_recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys)

@@ -21,5 +21,5 @@ class MinimaxM2Model(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         assert hp.experts is not None
-        # Weights are normalized and unscaled, whatever the file says.
+        # Weights are normalized and unscaled, regardless of the file's keys.
         return replace(hp, experts=replace(hp.experts, n_ff=hp.n_ff[0], normalized=True, scale=1.0))

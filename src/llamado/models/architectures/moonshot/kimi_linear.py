@@ -27,16 +27,9 @@ class KimiLinearModel(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True, allow_no_rope=True)
         self._state, self._kernel = keys.int_("kda.head_dim"), keys.int_("ssm.conv_kernel")
-        dim_k = keys.int_("attention.key_length_mla")
-        self._sizes = LatentSizes(
-            n_head=hp.n_head[0],
-            nope=dim_k - hp.rope.n_dims,
-            rope=hp.rope.n_dims,
-            value=keys.int_("attention.value_length_mla"),
-            rank=keys.int_("attention.kv_lora_rank"),
-        )
+        self._sizes = LatentSizes.read(keys, hp)
         experts = replace(read_experts(keys, hp.n_ff[0], from_file=True), normalized=True)
-        return replace(hp, attention_scale=inverse_sqrt(dim_k), experts=experts)
+        return replace(hp, attention_scale=inverse_sqrt(self._sizes.key), experts=experts)
 
     def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:
         return self._take_latent(w) if self.hparams.n_head_kv[layer] else self._take_delta(w)

@@ -19,5 +19,5 @@ class BaichuanModel(Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self.rotates = hp.n_layer == _LAYERS_OF_7B
+        self.has_rope = hp.n_layer == _LAYERS_OF_7B
         return replace(hp, max_alibi_bias=8.0) if hp.n_layer == _LAYERS_OF_13B else hp

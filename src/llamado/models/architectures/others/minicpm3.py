@@ -7,7 +7,6 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.others.minicpm import depth_scale
 from llamado.models.decoder import Decoder
-from llamado.models.errors import InvalidModel
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
@@ -34,18 +33,7 @@ class MiniCpm3Model(Decoder):
 
     def _read_latent(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        self._sizes = LatentSizes(
-            n_head=hp.n_head[0],
-            nope=hp.head_dim_k - hp.rope.n_dims,
-            rope=hp.rope.n_dims,
-            value=hp.head_dim_v,
-            rank=keys.int_("attention.kv_lora_rank"),
-        )
-        if self._sizes.nope < 1:
-            raise InvalidModel(
-                f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims} of heads of {hp.head_dim_k} "
-                "elements; fewer are expected"
-            )
+        self._sizes = LatentSizes.read(keys, hp)
         return hp
 
     def _take_mixer(self, w: RoleWeights, layer: int) -> Mixer:

@@ -12,7 +12,7 @@ from llamado.models.keys import Keys
 class RefactModel(Decoder):
     """Llama with ALiBi (arXiv 2108.12409) in place of rotary positions."""
 
-    rotates = False
+    has_rope = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return replace(super()._read_hparams(keys, n_vocab), max_alibi_bias=8.0)

@@ -8,4 +8,4 @@ from llamado.models.architectures.qwen.qwen2 import Qwen2Model
 class Qwen2VlModel(Qwen2Model):
     """Qwen2 with M-RoPE (arXiv 2409.12191), which in text is plain rope."""
 
-    mrope = True
+    has_mrope = True

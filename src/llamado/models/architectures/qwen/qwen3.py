@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from llamado.ggml.graph import soft_max_ext
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.batch import Output
 from llamado.models.decoder import Decoder
 from llamado.models.forward import Linear, Pass
-from llamado.models.parts.attention import Attention
-from llamado.models.parts.norms import RmsNorm
-from llamado.models.weights import RoleWeights, Weights
+from llamado.models.parts.attention import QkNorm
+from llamado.models.weights import Weights
 
 
 class Qwen3Model(Decoder):
@@ -22,14 +19,7 @@ class Qwen3Model(Decoder):
     """
 
     rope_mode = RopeMode.NEOX
-
-    def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        n = self.hparams.head_dim_k
-        return replace(
-            super()._take_attention(w, layer),
-            q_norm=RmsNorm.take(w, "attn_q_norm", n),
-            k_norm=RmsNorm.take(w, "attn_k_norm", n),
-        )
+    qk_norm = QkNorm.HEADS
 
     def _take_head(self, weights: Weights) -> None:
         super()._take_head(weights)

@@ -17,7 +17,7 @@ class Qwen35Model(Decoder):
     """Gated delta rule in three of four layers; gated attention with partially rotated heads in the fourth."""
 
     rope_mode = RopeMode.NEOX
-    mrope = True
+    has_mrope = True
     norms = POST_ATTENTION_NORM_BEFORE_FFN
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -40,11 +40,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._n, self._rank = keys.int_("hyper_connection.count"), keys.int_("hyper_connection.low_rank")
-        self._indexer = IndexerSizes(
-            keys.int_("attention.indexer.head_count"),
-            keys.int_("attention.indexer.key_length"),
-            keys.int_("attention.indexer.top_k"),
-        )
+        self._indexer = IndexerSizes.read(keys)
         self._pools = self._read_pools(keys, hp)
         name = keys.name("ple.layers")
         layers = keys.metadata.ints(name) if name in keys.metadata else ()

@@ -28,7 +28,7 @@ class _TimeMixer(NamedTuple):
 class Arwkv7Model(Decoder):
     """Qwen2 with RWKV-7 time mixing in place of attention (arXiv 2501.15570)."""
 
-    recurrent = True
+    is_recurrent = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")

@@ -51,7 +51,7 @@ class BufferHandlers(Handlers):
     def alloc(self, request: wire.AllocBuffer) -> wire.AllocResponse:
         client = self._client
         device = client.device(request.device)
-        region = device.lend(request.size) if len(self.regions) < MAX_BUFFERS else None
+        region = device.allocate(request.size) if len(self.regions) < MAX_BUFFERS else None
         if region is None:
             free = device.memory()[0]
             # The first words are those of a server's log, which operators search for.

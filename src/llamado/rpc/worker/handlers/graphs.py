@@ -11,11 +11,11 @@ from llamado.devices.device import Device, DeviceError, KernelQuota, NoKernelsLe
 from llamado.errors import LlamadoError
 from llamado.rpc import wire
 from llamado.rpc.worker.client import Client
-from llamado.rpc.worker.decode import Decoded
-from llamado.rpc.worker.graphs import ClientGraphs
+from llamado.rpc.worker.decode import DecodedGraph
+from llamado.rpc.worker.graph_cache import GraphCache
 from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.handler import Handlers, handles
-from llamado.rpc.worker.memory import Lender
+from llamado.rpc.worker.memory import SharedDevice
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
@@ -35,28 +35,28 @@ class GraphHandlers(Handlers):
 
     def __init__(self, client: Client, buffers: BufferHandlers) -> None:
         self._client, self._buffers = client, buffers
-        self._cache = ClientGraphs(client.connection, buffers.regions, self._forget)
+        self._cache = GraphCache(client.connection, buffers.regions, self._forget)
         buffers.on_free = self._cache.free
         self._logged_bytes, self._logged_at = 0, -math.inf
 
     @handles(wire.GraphCompute)
     def compute(self, request: wire.GraphCompute) -> None:
         device = self._client.device(request.device)
-        self._run(device, self._cache.take(request))
+        self._run(device, self._cache.add(request))
 
     @handles(wire.GraphRecompute)
     def recompute(self, request: wire.GraphRecompute) -> None:
         device = self._client.device(request.device)
-        self._run(device, self._cache.again(request))
+        self._run(device, self._cache.get(request))
 
     def release(self) -> None:
         self._cache.clear()
 
-    def _forget(self, graph: Decoded) -> None:
+    def _forget(self, graph: DecodedGraph) -> None:
         """Release the device's working memory of a graph that the client cannot run again."""
-        self._client.worker.devices[graph.request.device].forget([graph.graph])
+        self._client.worker.devices[graph.request.device].drop_graphs([graph.graph])
 
-    def _run(self, lender: Lender, graph: Decoded) -> None:
+    def _run(self, shared: SharedDevice, graph: DecodedGraph) -> None:
         """Compute a graph in the client's turn. A graph with many kernels takes several turns to compile."""
         if graph.empty:
             return
@@ -64,15 +64,15 @@ class GraphHandlers(Handlers):
         n_compiled = 0
         done = False
         while not done and not client.is_gone:
-            with lender.turn(client):
+            with shared.turn(client):
                 if worker.is_stopping:
                     raise WorkerStopping("the worker is about to end")
                 if client.is_gone:
                     break
-                n = self._prepare(lender.device, graph, worker.kernels.most - n_compiled)
+                n = self._prepare(shared.device, graph, worker.kernels.most - n_compiled)
                 if n is None:
                     began = time.monotonic()
-                    lender.device.submit(graph.graph)
+                    shared.device.submit(graph.graph)
                     client.computed_s = time.monotonic() - began
                     done = True
                 else:
@@ -85,7 +85,7 @@ class GraphHandlers(Handlers):
         client.work.graphs += 1
         client.work.tokens += graph.n_tokens
 
-    def _prepare(self, device: Device, graph: Decoded, most: int) -> int | None:
+    def _prepare(self, device: Device, graph: DecodedGraph, most: int) -> int | None:
         """Compile a graph as far as one turn goes. Returns None if it is ready, else the number of new kernels.
 
         `most`: kernels that may still be compiled for this graph. Raises NoKernelsLeft if it needs more.

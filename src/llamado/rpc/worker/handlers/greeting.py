@@ -16,7 +16,7 @@ class GreetingHandlers(Handlers):
     @handles(wire.Hello)
     def hello(self, _: wire.Hello) -> wire.HelloResponse:
         worker = self._client.worker
-        links, own_files = wire.LINKS * worker.dialling.allowed, wire.OWN_FILES * (worker.files is not None)
+        links, own_files = wire.LINKS * worker.dialer.allowed, wire.OWN_FILES * (worker.files is not None)
         features = wire.LLAMADO | wire.NUMERICS | links | own_files
         return wire.HelloResponse(*self._client.connection.protocol.version, features)
 

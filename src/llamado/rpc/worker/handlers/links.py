@@ -21,17 +21,17 @@ class LinkHandlers(Handlers):
         self._inlets: dict[int, Inlet] = {}
         self._outlets: dict[int, Outlet] = {}
         self._n_links = 0
-        self._feeds: Inlet | None = None
+        self._attached_to: Inlet | None = None
 
     @property
     def is_attached(self) -> bool:
         """True if this connection belongs to an inlet of another client."""
-        return self._feeds is not None
+        return self._attached_to is not None
 
     @handles(wire.OpenInlet)
     def open_inlet(self, _: wire.OpenInlet) -> wire.InletTicket:
         all_inlets = self._client.worker.inlets
-        for number in [n for n, inlet in self._inlets.items() if inlet.over]:
+        for number in [n for n, inlet in self._inlets.items() if inlet.is_closed]:
             all_inlets.pop(self._inlets.pop(number).ticket, None)
         if len(self._inlets) >= MAX_LINKS:
             raise wire.WireError(f"more than {MAX_LINKS} inlets")
@@ -44,16 +44,16 @@ class LinkHandlers(Handlers):
     def close_inlet(self, request: wire.CloseInlet) -> None:
         inlet = self._client.worker.inlets.get(request.ticket)
         if inlet is not None:
-            inlet.end()
+            inlet.close()
 
     @handles(wire.ConnectNext)
     def connect_next(self, request: wire.ConnectNext) -> wire.Number:
         client = self._client
-        for number in [n for n, outlet in self._outlets.items() if outlet.gone]:
+        for number in [n for n, outlet in self._outlets.items() if outlet.is_gone]:
             self._outlets.pop(number).close()
         if len(self._outlets) >= MAX_LINKS:
             raise wire.WireError(f"more than {MAX_LINKS} links")
-        outlet = client.worker.dialling.connect(client.identity, request)
+        outlet = client.worker.dialer.connect(client.identity, request)
         if outlet is None:
             return wire.Number(0)
         self._n_links += 1
@@ -70,12 +70,12 @@ class LinkHandlers(Handlers):
         inlet = client.worker.inlets.get(request.ticket)
         if inlet is None or not inlet.attach(connection):
             connection.answer(request, wire.Number(0))
-            raise wire.WireError("a ticket that nobody here gave")
-        self._feeds = inlet
+            raise wire.WireError("the ticket is unknown, or was used already")
+        self._attached_to = inlet
         if client.is_gone or client.worker.is_stopping:
-            inlet.end()
+            inlet.close()
         try:
-            if not inlet.over:
+            if not inlet.is_closed:
                 connection.answer(request, wire.Number(1))
         finally:
             inlet.wait()
@@ -117,9 +117,9 @@ class LinkHandlers(Handlers):
         for outlet in [*self._outlets.values()]:
             outlet.shut()
         for inlet in [*self._inlets.values()]:
-            inlet.end()
-        if self._feeds is not None:
-            self._feeds.end()
+            inlet.close()
+        if self._attached_to is not None:
+            self._attached_to.close()
 
     def release(self) -> None:
         for inlet in self._inlets.values():

@@ -9,7 +9,7 @@ import numpy as np
 from llamado.gguf.types import TensorType
 from llamado.rpc import wire
 from llamado.rpc.worker.client import Client
-from llamado.rpc.worker.comm import Comm, meet
+from llamado.rpc.worker.comm import Comm, connect_ranks
 from llamado.rpc.worker.decode import tensor_bytes
 from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.handler import Handlers, handles
@@ -28,7 +28,9 @@ class SumHandlers(Handlers):
         client.device(request.device)
         if request.device not in self._comms:
             here = client.connection.local_address
-            comm = meet(request, here, client.identity, worker.dialling, worker.may_connect, lambda: client.is_ending)
+            comm = connect_ranks(
+                request, here, client.identity, worker.dialer, worker.may_connect, lambda: client.is_ending
+            )
             if comm is not None:
                 self._comms[request.device] = comm
                 if client.is_ending:  # `interrupt` may have missed this one

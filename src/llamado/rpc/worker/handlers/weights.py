@@ -12,7 +12,7 @@ from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.handler import Handlers, handles
 from llamado.rpc.worker.memory import Region
 from llamado.rpc.worker.weights.own_files import PlacedWeight
-from llamado.rpc.worker.weights.tensor_cache import Wanted
+from llamado.rpc.worker.weights.tensor_cache import HashedBytes
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
@@ -48,7 +48,7 @@ class WeightHandlers(Handlers):
             if one.offset > size:
                 raise wire.WireError(f"byte {one.offset} of tensor {one.tensor.label} of {size}")
             region, start = self._buffers.locate(one.tensor, one.offset, size - one.offset)
-            wanted.append(Wanted(one.hash, region, start, size - one.offset))
+            wanted.append(HashedBytes(one.hash, region, start, size - one.offset))
         cache = self._client.worker.cache
         found = [False] * len(wanted) if cache is None else cache.load(self._client.identity, wanted)
         for want, hit in zip(wanted, found, strict=True):
@@ -62,7 +62,7 @@ class WeightHandlers(Handlers):
         files, found = self._client.worker.files, bytes(request.size)
         if files is not None:
             # 2: the weight can be mapped if it lies in its page as in the file. 1: it is copied.
-            mapped = all(lender.device.local for lender in self._client.worker.devices)
+            mapped = all(shared.device.local for shared in self._client.worker.devices)
             found = bytes(has * (2 if mapped else 1) for has in files.offer(request.weights))
         self._answer(wire.Command.OFFER, found)
 

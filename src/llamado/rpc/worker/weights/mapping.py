@@ -1,4 +1,4 @@
-"""Files put in the place of a region's memory: nothing is copied, and what is written later stays this process's."""
+"""Files mapped over a region's memory, copy-on-write: nothing is copied, and later writes stay in this process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _READ_WRITE, _PRIVATE_FIXED = 0x3, 0x12  # PROT_READ | PROT_WRITE, MAP_PRIVATE |
 
 
 def map_file(file: int, start: int, memory: memoryview, offset: int, size: int, advice: str) -> tuple[int, int]:
-    """Puts the whole pages of `size` bytes of a file, from byte `start` on, in the place of those at `offset` of a
-    region; tells from which byte to which that is done: none, where the two do not lie in their pages alike.
+    """Map the whole pages among `size` bytes of a file, from byte `start` on, over those at `offset` of a region.
 
-    As with any mapped file, a program that shortens it while it is used ends this process, which says so with `advice`.
+    Returns the mapped range of the `size` bytes (first, end). It is empty if file and memory differ in their page
+    offsets. As with any mapped file, a program that truncates it ends this process, which then logs `advice`.
     """
     there = np.frombuffer(memory, np.uint8)[offset : offset + size]
     address = there.ctypes.data
@@ -38,6 +38,6 @@ def map_file(file: int, start: int, memory: memoryview, offset: int, size: int, 
     mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
     if mmap(address + first, end - first, _READ_WRITE, _PRIVATE_FIXED, file, start + first) != address + first:
         return 0, 0
-    # Not ended: memory that is mapped anew there takes its place.
+    # The watch needs no end: memory that is mapped there later replaces it.
     watch(Path(os.readlink(f"/proc/self/fd/{file}")), there[first:end], advice)
     return first, end

@@ -1,8 +1,8 @@
-"""Weights that a client need not send, because this machine has the model: they are mapped from its own files.
+"""Weights from the worker's own model files, mapped so that the client need not send them.
 
-A client names a weight by its SHA-256, its size and its name. The name only says where to look; what is looked at is
-hashed here, once for as long as the file stays as it is, and used if the two hashes are equal. So a client gets nothing
-that it does not know already, and of files in the folders of models alone.
+A client names a weight by its SHA-256, its size and its name. The name only helps to find candidates. They are hashed
+here, once per state of the file, and used if the hashes are equal. So a client gets only bytes whose hash it has
+already, and only from the folders of models.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from llamado.rpc.worker.weights.mapping import map_file
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
-_LOOK_SECONDS = 5.0
-"""Folders are not looked through more often."""
+_SCAN_INTERVAL = 5.0
+"""Least seconds between two scans of the folders."""
 _MOST_FILES = 10_000
 _CHUNK = 1 << 20
 _THREADS = 4
 
 
 class PlacedWeight(NamedTuple):
-    """Bytes that a client wants at `offset` of a region: those of a weight with this SHA-256."""
+    """A weight to fill in: `size` bytes at `offset` of a region, with this SHA-256."""
 
     region: Region
     offset: int
@@ -45,7 +45,7 @@ class PlacedWeight(NamedTuple):
 
 
 class _Stamp(NamedTuple):
-    """What changes when somebody writes to a file, or puts another one in its place."""
+    """State of a file: it changes when the file is written or replaced."""
 
     device: int
     inode: int
@@ -59,7 +59,7 @@ class _Stamp(NamedTuple):
 
 
 class _ModelFile:
-    """A GGUF file (of a split model one part): where its weights are, and what is known of their hashes."""
+    """A GGUF file or one part of a split model: offsets, sizes and hashes of its weights."""
 
     def __init__(self, path: Path, stamp: _Stamp) -> None:
         """Raises GgufError or OSError."""
@@ -71,7 +71,7 @@ class _ModelFile:
         self.hashing: dict[bytes, Future[bytes | None]] = {}
 
     def open(self) -> int:
-        """Its descriptor; raises OSError where it is another file by now."""
+        """Open the file. Raises OSError if it has changed."""
         file = os.open(self.path, os.O_RDONLY)
         if _Stamp.of(os.fstat(file)) != self.stamp:
             os.close(file)
@@ -80,49 +80,49 @@ class _ModelFile:
 
 
 class OwnFiles:
-    """The models in some folders; any thread may ask."""
+    """The models in some folders. Safe to use from several threads."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
         self._files: dict[Path, _ModelFile | None] = {}
         self._stamps: dict[Path, _Stamp] = {}
         self._index: dict[tuple[bytes, int], list[_ModelFile]] = {}
-        self._looked = float("-inf")
+        self._scanned = float("-inf")
         self._lock = threading.Lock()
         threads = max(1, min(_THREADS, os.cpu_count() or 1))
         self._pool = ThreadPoolExecutor(threads, "llamado-hash")
 
     def offer(self, offered: Sequence[wire.OfferedWeight]) -> list[bool]:
-        """Which weights may be here, by name and size; their hashes are computed from now on, side by side."""
+        """Return which weights may be here, by name and size, and start to hash those in the background."""
         with self._lock:
-            self._look()
+            self._scan()
             found = [self._index.get((one.name, one.size), []) for one in offered]
             for one, files in zip(offered, found, strict=True):
                 for file in files:
                     self._hash(file, one.name)
         return [bool(files) for files in found]
 
-    def bind(self, wanted: Sequence[PlacedWeight], gone: Callable[[], bool]) -> list[bool]:
-        """Puts weights where they are wanted; tells for each whether it is there. `gone`: nobody wants them now."""
+    def bind(self, wanted: Sequence[PlacedWeight], is_gone: Callable[[], bool]) -> list[bool]:
+        """Fill weights in, and return for each if it was. Stops once `is_gone` returns True."""
         with self._lock:
             files = [[*self._index.get((want.name, want.size), ())] for want in wanted]
-        done = [not gone() and self._bind(want, among) for want, among in zip(wanted, files, strict=True)]
+        done = [not is_gone() and self._bind(want, among) for want, among in zip(wanted, files, strict=True)]
         for file in {id(file): file for among in files for file in among}.values():
             file.hashes.save()
         return done
 
     def close(self) -> None:
-        """Ends what is still hashed."""
+        """Cancel running hashes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- files ------------------------------------------------------------------------------------------------------
-    def _look(self) -> None:
-        """Finds files that are new or others; called with the lock."""
+    def _scan(self) -> None:
+        """Update the files from the folders; called with the lock."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._scanned < _SCAN_INTERVAL:
             return
-        self._looked = now
-        stamps = dict(self._stamped())
+        self._scanned = now
+        stamps = dict(self._stamps_now())
         if stamps == self._stamps:
             return
         files: dict[Path, _ModelFile | None] = {}
@@ -140,7 +140,7 @@ class OwnFiles:
             for name, (_, size) in file.weights.items() if file is not None else ():
                 self._index.setdefault((name, size), []).append(file)  # type: ignore[arg-type]
 
-    def _stamped(self) -> Iterator[tuple[Path, _Stamp]]:
+    def _stamps_now(self) -> Iterator[tuple[Path, _Stamp]]:
         n = 0
         for folder in self.folders:
             for root, _, names in os.walk(folder):
@@ -158,7 +158,7 @@ class OwnFiles:
 
     # --- hashes -----------------------------------------------------------------------------------------------------
     def _hash(self, file: _ModelFile, name: bytes) -> Future[bytes | None]:
-        """The SHA-256 of a weight, None where the file is another one by now; called with the lock."""
+        """Return the SHA-256 of a weight, None if the file has changed; called with the lock."""
         future = file.hashing.get(name)
         if future is None:
             known = file.hashes.get(name.decode())
@@ -174,13 +174,13 @@ class OwnFiles:
         for file in among:
             with self._lock:
                 digest = self._hash(file, want.name)
-            if digest.result() == want.sha256 and _put(file, want):
+            if digest.result() == want.sha256 and _fill(file, want):
                 return True
         return False
 
 
 def _digest(file: _ModelFile, name: bytes) -> bytes | None:
-    """Read, not mapped: whoever shortens the file must not end this process for that."""
+    """Return the SHA-256 of a weight. The file is read, not mapped, so that truncating it cannot end this process."""
     at, size = file.weights[name]
     digest, chunk = hashlib.sha256(), bytearray(min(size, _CHUNK))
     try:
@@ -201,18 +201,18 @@ def _digest(file: _ModelFile, name: bytes) -> bytes | None:
     return digest.digest()
 
 
-def _put(file: _ModelFile, want: PlacedWeight) -> bool:
-    """Maps a weight to its place, and copies what is not whole pages; where that fails the place holds rubbish."""
+def _fill(file: _ModelFile, want: PlacedWeight) -> bool:
+    """Map the whole pages of a weight and copy the rest. After a failure the place has undefined content."""
     start, size = file.weights[want.name]
     memory = want.region.memory
     try:
         descriptor = file.open()
         try:
             if memory is None:
-                return _read(descriptor, start, want, 0, size)
+                return _copy(descriptor, start, want, 0, size)
             advice = "put new models beside it, under other names"
             first, end = map_file(descriptor, start, memory, want.offset, size, advice)
-            return _read(descriptor, start, want, 0, first) and _read(descriptor, start, want, end, size)
+            return _copy(descriptor, start, want, 0, first) and _copy(descriptor, start, want, end, size)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -220,8 +220,8 @@ def _put(file: _ModelFile, want: PlacedWeight) -> bool:
         return False
 
 
-def _read(file: int, start: int, want: PlacedWeight, at: int, end: int) -> bool:
-    """Bytes `at` to `end` of a weight to their place; whether the file has them."""
+def _copy(file: int, start: int, want: PlacedWeight, at: int, end: int) -> bool:
+    """Copy bytes `at` to `end` of a weight. Returns False if the file is too short."""
     while at < end:
         data = os.pread(file, min(_CHUNK, end - at), start + at)
         if not data:

@@ -1,11 +1,11 @@
-"""Weights kept on disk under the hash of their bytes, apart for each client, so that nobody is given another's bytes.
+"""Tensor cache: uploaded weights on disk by the hash of their bytes, separate for each client.
 
-Clients ask by FNV-1a 64, which is no cryptographic hash: whoever likes finds other bytes with the same one. So an entry
-is used only for the client that has sent it (see identity.py), for exactly as many bytes, and if it still has the
-SHA-256 that was written behind it; and an entry that has it is never replaced.
+The protocol's hash is FNV-1a 64, for which collisions are easy to make. So an entry is used only for the client that
+uploaded it (see identity.py), for exactly as many bytes, and if they still have the SHA-256 in its trailer. An intact
+entry is never replaced.
 
 `<folder>/<client>/<%016x of the hash>-<bytes>` holds the bytes and a trailer. Files appear whole: they are written
-aside, then linked to their name.
+under another name, then linked to theirs.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ log = logging.getLogger("llamado.rpc.worker.server")
 _CHUNK = 4 << 20
 _UNFINISHED = ".unfinished"
 _STALE = 24 * 3600
-"""Seconds after which a file that was never finished is somebody's who is gone."""
+"""Seconds after which an unfinished file is left over from a dead process."""
 _SPARE = 1 << 30
-"""Bytes of the disk that are left free."""
+"""Bytes of the disk to leave free."""
 _WAITING = 4096
-"""Uploads that may wait to be written; more are not kept."""
+"""Most uploads in the queue; further ones are not cached."""
 _TRAILER = struct.Struct("<16sQQ32s")
-"""Behind an entry's bytes: a mark, their FNV-1a, their number, their SHA-256."""
+"""After an entry's bytes: a mark, their FNV-1a, their number, their SHA-256."""
 _MARK = b"llamado tensor 1"
-_SIDE_BY_SIDE = 4
+_CHECKS_AT_ONCE = 4
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class CacheError(LlamadoError):
-    """The folder of the cache cannot be used."""
+    """The cache folder cannot be used."""
 
 
 def cache_folder() -> Path:
-    """Where a worker keeps tensors: `rpc` under `$LLAMADO_CACHE`, by default the user's cache folder."""
+    """Return the cache folder: `rpc` in `$LLAMADO_CACHE`, by default the user's cache folder."""
     return cache_dir() / "rpc"
 
 
-class Wanted(NamedTuple):
-    """Bytes that a client asks for by hash: `size` of them, to go to `offset` of a region."""
+class HashedBytes(NamedTuple):
+    """Bytes to load by hash: `size` bytes at `offset` of a region."""
 
     hash: int
     region: Region
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
 
 
 class _FileStamp(NamedTuple):
-    """An entry as it is on disk: what its bytes should hash to, and what changes when somebody writes to the file."""
+    """An entry on disk: the SHA-256 in its trailer, and the state of the file."""
 
     sha256: bytes
     inode: int
@@ -79,10 +79,10 @@ class _FileStamp(NamedTuple):
 
 
 class TensorCache:
-    """The cache in one folder; any thread may use it."""
+    """The cache in one folder. Safe to use from several threads."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CacheError where the folder cannot be made or written, or others can write to it."""
+        """Raises CacheError if the folder cannot be made or written, or if other users can write to it."""
         self.folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,15 +101,15 @@ class TensorCache:
         self._lock = threading.Lock()
 
     def path(self, client: str, hash: int, size: int) -> Path:
-        """Where `size` bytes of this hash are that this client has sent."""
+        """Return the path of a client's entry."""
         return self.folder / client / f"{hash:016x}-{size}"
 
     # --- using ------------------------------------------------------------------------------------------------------
-    def load(self, client: str, wanted: Sequence[Wanted]) -> list[bool]:
-        """Puts cached bytes where they are wanted; tells for each whether they are there now.
+    def load(self, client: str, wanted: Sequence[HashedBytes]) -> list[bool]:
+        """Load cached bytes into regions, and return for each if it was found.
 
-        An entry is checked when this process first uses it, several side by side, and again when the file has changed
-        since. One that is wrong is deleted; its place then holds rubbish until the client has sent the right bytes.
+        Entries are checked at their first use in this process, several in parallel, and again after a change of the
+        file. A corrupt one is deleted; its region then has undefined content until the client has sent the bytes.
         """
         paths = [self.path(client, w.hash, w.size) for w in wanted]
         found = [self._read(path, w) for path, w in zip(paths, wanted, strict=True)]
@@ -120,7 +120,7 @@ class TensorCache:
             assert memory is not None
             return hashlib.sha256(memory[wanted[i].offset : wanted[i].offset + wanted[i].size]).digest()
 
-        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        with ThreadPoolExecutor(_CHECKS_AT_ONCE) as pool:
             digests = [*pool.map(digest, unchecked)]
         for i, value in zip(unchecked, digests, strict=True):
             entry = found[i]
@@ -132,8 +132,8 @@ class TensorCache:
                 found[i] = None
         return [entry is not None for entry in found]
 
-    def _read(self, path: Path, wanted: Wanted) -> _FileStamp | None:
-        """Reads an entry to its place; None where there is none."""
+    def _read(self, path: Path, wanted: HashedBytes) -> _FileStamp | None:
+        """Read an entry into its region. Returns None if there is none."""
         memory = wanted.region.memory
         if memory is None:
             return None
@@ -142,7 +142,7 @@ class TensorCache:
                 entry = _entry(path, file, wanted.hash, wanted.size)
                 if entry is None:
                     return None
-                # Entries are replaced by renaming, never in place, and ggml does not write to one it has found.
+                # Entries are replaced by renaming, never in place; ggml does not write to an existing one either.
                 advice = "programs that write to a worker's cache must rename files"
                 _, at = map_file(file.fileno(), 0, memory, wanted.offset, wanted.size, advice)
                 file.seek(at)
@@ -157,9 +157,9 @@ class TensorCache:
 
     # --- keeping ----------------------------------------------------------------------------------------------------
     def keep(self, client: str, region: Region, offset: int, size: int, hash: int | None = None) -> None:
-        """Writes bytes of a region to the cache, later; nothing happens where that is not possible.
+        """Queue bytes of a region to be written to the cache. Dropped if the queue is full.
 
-        `hash` is what they were asked for by: if they are others by then, the client has moved on.
+        `hash`: the hash of the request that missed. If the bytes do not match it, they are not cached.
         """
         with self._lock:
             if self._writer is None:
@@ -169,11 +169,11 @@ class TensorCache:
             self._queue.put_nowait((client, region, offset, size, hash))
 
     def flush(self) -> None:
-        """Returns when everything that was to be kept is on disk."""
+        """Wait until all queued bytes are on disk."""
         self._queue.join()
 
     def close(self) -> None:
-        """Writes what is still to be written, and ends."""
+        """Write all queued bytes and end the thread."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None:
@@ -227,7 +227,7 @@ class TensorCache:
 
     @staticmethod
     def _copy(file: BinaryIO, region: Region, offset: int, size: int) -> tuple[int, bytes] | None:
-        """Writes bytes of a region and gives their FNV-1a and SHA-256; None when their client is gone."""
+        """Write bytes of a region. Returns their FNV-1a and SHA-256, None if the region was freed."""
         value, digest = BASIS, hashlib.sha256()
         chunk = bytearray(min(_CHUNK, size))
         for at in range(0, size, _CHUNK):
@@ -235,7 +235,7 @@ class TensorCache:
             memory = region.memory
             if memory is None:
                 return None
-            # a copy: the client may write there while it is hashed
+            # a copy, since the client may write there meanwhile
             part = memoryview(chunk)[:n]
             part[:] = memory[offset + at : offset + at + n]
             del memory
@@ -245,7 +245,7 @@ class TensorCache:
         return value, digest.digest()
 
     def _verified(self, path: Path, hash: int, size: int) -> _FileStamp | None:
-        """The entry of this name if its bytes are what they should be."""
+        """Return an entry if its bytes are intact."""
         try:
             with _open(path) as file:
                 entry = _entry(path, file, hash, size)
@@ -269,7 +269,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _FileStamp | None:
-    """What an open entry says of itself; None, and it is deleted, where that cannot be true."""
+    """Return the trailer of an open entry. Returns None and deletes the entry if it is invalid."""
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or (reason := foreign(status)) is not None:
         log.warning("cache entry %s: not used: %s", path, reason if stat.S_ISREG(status.st_mode) else "it is no file")
@@ -279,8 +279,8 @@ def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _FileStamp | Non
         file.seek(size)
         trailer = file.read(_TRAILER.size)
         if len(trailer) == _TRAILER.size:
-            *said, digest = _TRAILER.unpack(trailer)
-            if said != [_MARK, hash, size]:
+            *head, digest = _TRAILER.unpack(trailer)
+            if head != [_MARK, hash, size]:
                 digest = b""
     if not digest:
         _drop(path)

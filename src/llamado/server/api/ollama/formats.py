@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from llamado.engine.request import Progress, Result, Token, TokenProb, TokenProbs
 from llamado.http.answer import json_response
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
 from llamado.server.errors import ApiError
 from llamado.server.generate.formats import finish_reason, was_cut
 from llamado.server.generate.request import GenerationRequest

@@ -26,7 +26,6 @@ from llamado.text.grammar.source import Trigger
 _START = "<|tool_call_start|>"
 _END = "<|tool_call_end|>"
 _PLAIN = re.compile(r"[^'\\]+")
-_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "\\": "\\\\", "'": "'", '"': '\\"'}
 _OPEN = Tags("(")
 _EQUALS = Tags("=", ")")
 

@@ -16,12 +16,11 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.sources.stored import stored_models
 from llamado.http.answer import App, json_response
 from llamado.http.bodies import body_of
-from llamado.http.disconnect import unless_disconnected
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.http.exchange import OLLAMA_POSTS
 from llamado.http.json_body import parse_body
 from llamado.http.routing import ApiRoute
-from llamado.http.streams import PartStream
+from llamado.http.streams import PartStream, unless_disconnected
 from llamado.router.catalog import RoutedModel
 from llamado.router.downloads import Downloads, Updates
 from llamado.router.fleet import LOADED, Fleet, Instance
@@ -135,26 +134,26 @@ class OllamaApi:
     async def _pull(self, request: Request) -> App:
         _, fields = await _read(request)
         name = bodies.model_name(fields)
-        wanted = describe.untagged(name)
+        model_name = describe.untagged(name)
         for hub in _HUBS:
-            wanted = wanted.removeprefix(hub)
-        here = self._fleet.find(wanted) is not None
-        if not here and wanted not in self._downloads.progress:
+            model_name = model_name.removeprefix(hub)
+        here = self._fleet.find(model_name) is not None
+        if not here and model_name not in self._downloads.progress:
             try:
-                self._downloads.start(wanted)
+                self._downloads.start(model_name)
             except SourceError:
                 raise ApiError(
                     "server_error",
                     f"pull model manifest: '{name[:200]}' is neither in the catalog nor user/model[:quant] of the "
                     "Hugging Face hub, which are what can be fetched here",
                 ) from None
-        updates = None if here else self._downloads.join(wanted)
+        updates = None if here else self._downloads.join(model_name)
 
         def leave() -> None:
             if updates is not None:
-                self._downloads.leave(wanted, updates)
+                self._downloads.leave(model_name, updates)
 
-        steps = self._steps(wanted, updates)
+        steps = self._steps(model_name, updates)
         if bodies.streams(fields):
             headers = {"content-type": LINES, "x-accel-buffering": "no"}
             return PartStream(_lines(steps), headers=headers, on_close=leave)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
 
-from llamado.http.metrics import Traffic
 from llamado.http.monitoring.families import traffic_families
+from llamado.http.monitoring.metrics import Traffic
 
 
 class _Collector:

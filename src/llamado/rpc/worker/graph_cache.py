@@ -1,7 +1,7 @@
-"""The graphs of one client: those that came last, ready to run, and all that it may run again by name.
+"""Cache of one client's graphs: the latest ones ready to run, and all graphs that it may run again by name.
 
-In 8.0 a client names up to 1,024 graphs of a device and is never told that one was dropped: so those that are not ready
-any more are kept as compressed bytes, and are decoded anew when they are asked for.
+In 8.0 a client names up to 1,024 graphs of a device, and the protocol cannot report a dropped one. So graphs that are
+not ready any more are kept as compressed bytes and decoded again on demand.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from dataclasses import dataclass
 
 from llamado.rpc import wire
 from llamado.rpc.worker.connection import ClientConnection
-from llamado.rpc.worker.decode import Decoded, decode
+from llamado.rpc.worker.decode import DecodedGraph, decode
 from llamado.rpc.worker.memory import Region
 
 _READY = 64
 _READY_BYTES = 32 << 20
 _PACKED_BYTES = 256 << 20
-"""What one client's graphs that are not ready may take."""
+"""Most bytes of one client's compressed graphs."""
 
 
 @dataclass
-class _Named:
-    """A graph that may be run again: ready, or its bytes; `regions` are the buffers it uses."""
+class _NamedGraph:
+    """A graph that may be run again: `ready`, or its compressed bytes. `regions`: ptrs of the buffers it uses."""
 
     regions: frozenset[int]
-    ready: Decoded | None
+    ready: DecodedGraph | None
     packed: bytes = b""
 
 
-class ClientGraphs:
-    """See above. `dropped` is called with each graph that is not ready any more."""
+class GraphCache:
+    """Graphs of one client. `dropped` is called with each graph that is not ready any more."""
 
     def __init__(
-        self, connection: ClientConnection, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]
+        self, connection: ClientConnection, regions: Mapping[int, Region], dropped: Callable[[DecodedGraph], None]
     ) -> None:
         self._connection, self._regions, self._dropped = connection, regions, dropped
-        self._ready: OrderedDict[bytes, Decoded] = OrderedDict()
+        self._ready: OrderedDict[bytes, DecodedGraph] = OrderedDict()
         self._ready_bytes = 0
-        self._named: dict[int, dict[int, _Named]] = {}
+        self._named: dict[int, dict[int, _NamedGraph]] = {}
 
-    def take(self, request: wire.GraphCompute) -> Decoded:
-        """A graph that came: equal bytes are decoded once. Raises WireError."""
+    def add(self, request: wire.GraphCompute) -> DecodedGraph:
+        """Return a received graph, decoding equal bytes once. Raises WireError."""
         graph = self._ready.get(request.payload)
         if graph is None:
             graph = decode(request, self._regions)
@@ -53,11 +53,11 @@ class ClientGraphs:
             named = self._named.setdefault(request.device, {})
             if len(named) >= protocol.graphs:
                 named.clear()
-            named[request.uid] = _Named(graph.regions, graph)
+            named[request.uid] = _NamedGraph(graph.regions, graph)
         return graph
 
-    def again(self, request: wire.GraphRecompute) -> Decoded:
-        """The graph with a name. Raises WireError."""
+    def get(self, request: wire.GraphRecompute) -> DecodedGraph:
+        """Return a graph by name. Raises WireError."""
         named = self._named.get(request.device, {}).get(request.uid)
         if named is None:
             which = f" {request.uid}" if self._connection.protocol.names_graphs else ""
@@ -72,7 +72,7 @@ class ClientGraphs:
         return named.ready
 
     def free(self, ptr: int) -> None:
-        """A buffer is gone, and with it the graphs that use it."""
+        """Drop the graphs that use a freed buffer."""
         for named in self._named.values():
             for uid in [uid for uid, one in named.items() if ptr in one.regions]:
                 del named[uid]
@@ -80,28 +80,28 @@ class ClientGraphs:
             self._drop(graph)
 
     def clear(self) -> None:
-        """The client is gone."""
+        """Drop all graphs."""
         self._named.clear()
         while self._ready:
             self._drop(next(iter(self._ready.values())))
 
-    def _keep(self, graph: Decoded) -> None:
-        """Ready from now on, and last to be dropped."""
+    def _keep(self, graph: DecodedGraph) -> None:
+        """Keep a graph ready, as the last one to be dropped."""
         before = self._ready.pop(graph.payload, None)
         if before is None:
             self._ready_bytes += len(graph.payload)
         self._ready[graph.payload] = graph
         if before is not None and before is not graph:
-            self._unready(before)
+            self._pack(before)
         while len(self._ready) > 1 and (len(self._ready) > _READY or self._ready_bytes > _READY_BYTES):
             self._drop(next(iter(self._ready.values())))
 
-    def _drop(self, graph: Decoded) -> None:
+    def _drop(self, graph: DecodedGraph) -> None:
         del self._ready[graph.payload]
         self._ready_bytes -= len(graph.payload)
-        self._unready(graph)
+        self._pack(graph)
 
-    def _unready(self, graph: Decoded) -> None:
+    def _pack(self, graph: DecodedGraph) -> None:
         names = [one for named in self._named.values() for one in named.values() if one.ready is graph]
         packed = zlib.compress(graph.payload, 1) if names else b""
         for one in names:

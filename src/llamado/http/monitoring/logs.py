@@ -14,7 +14,7 @@ import time
 from typing import TextIO
 
 from llamado.errors import LlamadoError
-from llamado.http.request_log import current
+from llamado.http.monitoring.request_log import current
 from llamado.loglines import LineFormatter, escaped, stamp
 
 # llama-server's verbosity thresholds: 0 output only, 1 errors, 2 warnings, 3 info, 4 and up debug.
