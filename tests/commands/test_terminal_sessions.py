@@ -183,7 +183,7 @@ def test_chat_with_a_server(terminal: Open, model: Path, monkeypatch: pytest.Mon
             monkeypatch.delenv("LLAMA_API_KEY")
             wrong = terminal("--url", url, "-p", "hi", "--api-key", "open")
             assert wrong.exit_code() == 1
-            assert "401" in wrong.text and "--api-key gives a key" in wrong.text.replace("\n", "")
+            assert "401" in wrong.text and "give a key with --api-key" in wrong.text.replace("\n", "")
         finally:
             server.terminate()
 
