@@ -213,14 +213,6 @@ ROWS: dict[str, Row] = {
     "serve --spec-draft-n-max": drafting("most", "5", 5),
     "serve --spec-draft-n-min": drafting("least", "2", 2),
     "serve --spec-draft-p-min": drafting("p_min", "0.5", 0.5),
-    "serve --spec-ngram-mod-n-match": drafting("ngram_mod", "16", (16, 48, 64)),
-    "serve --spec-ngram-mod-n-min": drafting("ngram_mod", "5", (24, 5, 64)),
-    "serve --spec-ngram-mod-n-max": drafting("ngram_mod", "50", (24, 48, 50)),
-    **{
-        f"serve --spec-ngram-{kind}-{name}": drafting(f"ngram_{kind.replace('-', '_')}", "7", sizes)
-        for kind in ("simple", "map-k", "map-k4v")
-        for name, sizes in {"size-n": (7, 48, 1), "size-m": (12, 7, 1), "min-hits": (12, 48, 7)}.items()
-    },
     "serve --lookup-cache-static": drafting("lookup_static", "c", "c"),
     "serve --lookup-cache-dynamic": drafting("lookup_dynamic", "c", "c"),
     # several machines

@@ -152,7 +152,7 @@ def is_well(url: str) -> bool:
 
 
 @pytest.mark.full
-def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_with_a_server(terminal: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", str(port), "--api-key", "sesame"]
@@ -167,7 +167,7 @@ def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeyp
                 done = subprocess.run(given, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120)
                 same.append(done.stdout)
             assert same[0] == same[1] != b"\n"
-            one = terminal("--url", url, "-n", "5")
+            one = terminal("--url", url, "-n", "5", "--ignore-eos")
             one.until(f"{model.stem}.*: /help")
             one.prompt()
             one.type("Hello\r")
@@ -183,7 +183,7 @@ def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeyp
             monkeypatch.delenv("LLAMA_API_KEY")
             wrong = terminal("--url", url, "-p", "hi", "--api-key", "open")
             assert wrong.exit_code() == 1
-            assert "401" in wrong.text and "--api-key gives a key" in wrong.text.replace("\n", "")
+            assert "401" in wrong.text and "give a key with --api-key" in wrong.text.replace("\n", "")
         finally:
             server.terminate()
 
