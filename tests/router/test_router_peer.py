@@ -147,7 +147,7 @@ def test_llama_servers_router_gives_the_same_responses(both: tuple[Running, http
     broken = [client.post("/completion", json={"model": "broken"}) for client in (ours.http, theirs)]
     assert len({(b.status_code, b.json()["error"]["message"], b.json()["error"]["type"]) for b in broken}) == 1
     props = [client.get("/props").json() for client in (ours.http, theirs)]
-    own = {"ui", "tools_enabled"}  # for the page, which reads them from servers and routers
+    own = {"ui", "tools_enabled", "models_memory"}  # read by the page and by operators
     assert set(props[0]) - own == set(props[1]) and props[0]["max_instances"] == props[1]["max_instances"] == 2
     listed = [{m["id"]: m for m in client.get("/v1/models").json()["data"]} for client in (ours.http, theirs)]
     assert set(listed[0]) == set(listed[1]) == {"broken", "own", "smol", "sub"}
