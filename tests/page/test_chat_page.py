@@ -343,7 +343,7 @@ def test_every_parameter_can_be_found_and_set(chat: Page, engine: ScriptedEngine
             send(chat, name)
         assert asked.value.post_data_json[name] == sent
         chat.get_by_role("button", name="Send", exact=True).wait_for()
-    find.fill("looked back at")  # by its description
+    find.fill("that the penalties consider")  # by its description
     expect(chat.get_by_label("repeat_last_n", exact=True)).to_be_visible()
     find.fill("no such parameter")
     chat.get_by_text("No parameter found.").wait_for()
