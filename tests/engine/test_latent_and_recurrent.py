@@ -1,4 +1,4 @@
-"""Models that remember latent rows, or states beside keys and values: the same bits however they are asked."""
+"""Models with latent rows, or with states besides keys and values: the same bits however they are evaluated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def allocated(runner: ModelRunner) -> Handle:
 
 
 def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MAX_BATCH) -> Array:
-    """Logits of every token that a sequence goes on with."""
+    """Return the logits of every token that continues a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
@@ -86,7 +86,7 @@ def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MA
 
 @pytest.fixture
 def right(start: Open) -> Array:
-    """Logits of every token, one read after the other."""
+    """Return the logits of every token, evaluated one at a time."""
     runner = start()
     return feed(runner, allocated(runner), text(), 1)
 
@@ -95,7 +95,7 @@ def same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
+def test_memory_sizes_of_cells_and_states(start: Open, kind: Kind, path: Path) -> None:
     memory = start().memory
     with GGUFFile.open(path) as file:
         sizes = model_sizes(file, kind(file), MemoryOptions(n_cells=1536, n_sequences=3, max_batch=MAX_BATCH))
@@ -111,23 +111,23 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [MAX_BATCH, 7, 2])
-def test_a_prompt_in_chunks(start: Open, right: Array, chunk: int) -> None:
+def test_chunked_prefill_gives_the_same_bits(start: Open, right: Array, chunk: int) -> None:
     runner = start()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
 @pytest.mark.slow
-def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
+def test_latent_cache_types(start: Open, kind: Kind) -> None:
     if kind is Deepseek2Model:
         plain, packed = start(type_k=TensorType.F32), start(type_k=TensorType.Q8_0)
         a, b = (feed(runner, allocated(runner), text()[:40]) for runner in (plain, packed))
-        # Some tokens choose another expert: all their numbers differ.
+        # Some tokens select another expert, so all their values differ.
         assert 0 < np.median(np.abs(a - b)) < 0.02 * a.std()
 
 
 @pytest.mark.slow
-def test_among_strangers(start: Open, right: Array) -> None:
-    """Two others decode and read while ours is read in shares of any size."""
+def test_other_sequences_do_not_change_bits(start: Open, right: Array) -> None:
+    """Two other sequences decode and prefill while this one is evaluated in pieces of any size."""
     runner, rng = start(), np.random.default_rng(1)
     handles = [allocated(runner) for _ in range(3)]
     texts, found = [text(), text(1), text(2)], []
@@ -147,7 +147,7 @@ def test_among_strangers(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_going_back(start: Open, right: Array, kind: Kind) -> None:
+def test_rewinding_gives_the_same_bits(start: Open, right: Array, kind: Kind) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 199)
@@ -162,7 +162,7 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
 
 
 @pytest.mark.slow
-def test_a_beginning_is_shared(start: Open, right: Array) -> None:
+def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
     runner = start()
     memory, src = runner.memory, allocated(runner)
     memory.mark(src, 199)
@@ -173,7 +173,7 @@ def test_a_beginning_is_shared(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
+def test_saved_rows_restore_at_another_position(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 150)
@@ -193,8 +193,8 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
+def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several turns, a repeated question, another ending, an evicted sequence, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     runner, plain = start(), start()
     engine = Engine(
@@ -230,8 +230,10 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of each sort lie on two devices, and one dies twice in the middle of answers."""
+def test_losing_a_worker_does_not_change_answers(
+    kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of each kind lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
     runner = start()
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
@@ -254,7 +256,7 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
 
 
 @pytest.mark.slow
-def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
+def test_latent_attention_equals_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
     if kind is Deepseek2Model:
         monkeypatch.setattr(reference, "load_model", kind)
         expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
@@ -262,7 +264,7 @@ def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start
         assert np.abs(found - expected).max() < 0.01 * expected.std()
 
 
-def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
+def test_latent_values_are_a_view_of_the_keys(path: Path, kind: Kind) -> None:
     if kind is Deepseek2Model:
         with GGUFFile.open(path) as file:
             model = kind(file)
