@@ -96,15 +96,15 @@ def test_losing_a_worker_does_not_change_answers(path: Path, start: Open, jit: J
     with GGUFFile.open(path) as file:
         n = load_model(file).hparams.n_layer
     placement = Placement((1,) * (n // 2) + (2,) * (n - n // 2), 2)
-    home = test_restore.House(path, placement, jit, **SIZES)
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
+    cluster = test_restore.Cluster(path, placement, jit, **SIZES)
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n_tokens in (3, 20):
             until(lambda n=n_tokens: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
-            home.device(1).die()
+            cluster.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()

@@ -36,7 +36,7 @@ from llamado.models import load_model
 
 from .conftest import OpenModel
 from .fake import Client, FakeForward, FakeTokenizer, ask, send
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 
 def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -218,21 +218,21 @@ def test_losing_a_worker_around_a_shift_does_not_change_the_answer(
         request = req(list(range(40, 70)), 60)
         expected = plain(alone, request, 60)
         alone.close()
-    home = House(path, TWO, jit, n_cells=512, max_batch=16)
+    cluster = Cluster(path, TWO, jit, n_cells=512, max_batch=16)
     tokenizer = FakeTokenizer(dict.fromkeys(range(300), b"x"))
-    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, n_ctx=60, context_shift=True))
+    engine = Engine(cluster.forward, tokenizer, EngineOptions(n_slots=2, n_ctx=60, context_shift=True))
     n_tokens = 0
 
     def die(event: object) -> None:
         nonlocal n_tokens
         n_tokens += 1
         if n_tokens == after:
-            home.device(1).die()
+            cluster.device(1).die()
 
     try:
         assert send(engine, request, die).result.tokens == expected
-        assert home.asked == ["RPC1"]
+        assert cluster.asked == ["RPC1"]
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()

@@ -488,8 +488,8 @@ def test_a_long_prompt_does_not_stall_the_others(make: Make) -> None:
     reader.wait()
     talker.wait()
     sizes = forward.sizes[sizes_before:]
-    assert max(sizes) == 32, "a small batch while somebody is generating"
-    assert ask(engine, req([4] * 700, 1)) and max(forward.sizes[-4:]) == 512, "a full one when nobody is"
+    assert max(sizes) == 32, "a small batch while another request is generating"
+    assert ask(engine, req([4] * 700, 1)) and max(forward.sizes[-4:]) == 512, "a full batch otherwise"
 
 
 def test_prompts_wait_without_continuous_batching(make: Make) -> None:

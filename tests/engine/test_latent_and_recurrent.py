@@ -241,18 +241,20 @@ def test_losing_a_worker_does_not_change_answers(
     assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
     engine.close()
     monkeypatch.setattr(test_restore, "load_model", kind)
-    home = test_restore.House(path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
+    cluster = test_restore.Cluster(
+        path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH
+    )
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
             until(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
-            home.device(1).die()
+            cluster.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
 @pytest.mark.slow

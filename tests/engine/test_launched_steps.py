@@ -252,7 +252,7 @@ def test_dropping_a_request_between_launch_and_end(make: Make, how: str) -> None
         if isinstance(event, Token) and event.index == 3:
             at.append(device.launched)
             if how == "fails":
-                raise RuntimeError("nobody is there")
+                raise RuntimeError("the client is gone")
             engine.cancel(dropped.id)
 
     dropped.on_event = drop

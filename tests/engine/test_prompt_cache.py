@@ -29,7 +29,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
 from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -291,15 +291,17 @@ def test_real_models_reuse_cells_bit_for_bit(model: Path, jit: Jit, divided: boo
         expected, cached = two_turns(engine, 3)
         assert max(cached[:-1]) == 0
         engine.close()
-        home = House(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
-        engine = Engine(home.forward if home is not None else alone, TOKENIZER, EngineOptions(n_slots=1, cache_ram=-1))
+        cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
+        engine = Engine(
+            cluster.forward if cluster is not None else alone, TOKENIZER, EngineOptions(n_slots=1, cache_ram=-1)
+        )
         found, cached = two_turns(engine, 3)
         assert found == expected and cached == [85] * 3
         engine.close()
         alone.close()
-    if home is not None:
-        home.forward.close()
-        home.file.close()
+    if cluster is not None:
+        cluster.forward.close()
+        cluster.file.close()
 
 
 def test_cells_that_are_slow_to_read_are_evaluated_again(make: Make) -> None:
@@ -331,11 +333,11 @@ def test_cells_that_are_slow_to_read_are_evaluated_again(make: Make) -> None:
 def test_losing_a_worker_while_cells_move(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """The worker fails while cells are stored or read back; only time is lost."""
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
-    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    plain = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1))
+    cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64)
+    plain = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=1))
     expected, _ = two_turns(plain, 3)
     plain.close()
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
     place = "_store" if what == "read" else "recall"
     work = getattr(engine._sequence_cache, place)
     n = 0
@@ -344,7 +346,7 @@ def test_losing_a_worker_while_cells_move(model: Path, jit: Jit, monkeypatch: py
         nonlocal n
         n += 1
         if n in (3, 5):
-            device = home.device(2)
+            device = cluster.device(2)
             device.before = lambda now: device.die() if now == what else None
         work(*args)
 
@@ -352,11 +354,11 @@ def test_losing_a_worker_while_cells_move(model: Path, jit: Jit, monkeypatch: py
     try:
         found, _ = two_turns(engine, 3)
         assert found == expected
-        assert home.asked, "a device was lost"
+        assert cluster.asked, "a device was lost"
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
 def test_snapshot_lists_stored_sequences_and_their_last_use() -> None:
