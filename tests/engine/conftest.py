@@ -22,9 +22,7 @@ OpenModel = Callable[..., ModelRunner]
 
 @pytest.fixture
 def exits() -> Iterator[ExitStack]:
-    """Return a context in which engines and forward passes are opened; they close after the test, the last one
-    first.
-    """
+    """Return a context that closes engines and forward passes after the test, the last one first."""
     with ExitStack() as stack:
         yield stack
 

@@ -40,9 +40,7 @@ class Words:
 
 
 def dry_penalties(tokens: Sequence[int], s: Sampling, words: Words | None) -> dict[int, float]:
-    """Return the penalty that DRY subtracts from each token's logit after `tokens`, by comparing every suffix with
-    every other position.
-    """
+    """Return DRY's penalty for each token after `tokens`, by comparing every suffix with every position."""
     window = list(tokens if s.dry_penalty_last_n < 0 else tokens[max(0, len(tokens) - s.dry_penalty_last_n) :])
     n = len(window)
     if s.dry_multiplier == 0 or s.dry_base < 1 or s.dry_penalty_last_n == 0 or n <= s.dry_allowed_length:

@@ -77,9 +77,9 @@ def test_cells_before_the_invocation_are_shared(llama: LoadedModel, files: tuple
     engine = llama.engine
     plain = ask(engine, request(TEXT, {}))
     called = ask(engine, request(CALLED, {0: 1.0}))
-    assert called.n_cached == len(TEXT) - 1, "what the model read itself; one token more is the adapter's"
+    assert called.n_cached == len(TEXT) - 1, "cells of the base model; one more token belongs to the adapter"
     again = ask(engine, request([*CALLED, 3], {0: 1.0}))
-    assert again.n_cached == len(CALLED), "and what was read with the adapter"
+    assert again.n_cached == len(CALLED), "and cells of the adapter"
     base = ask(engine, request(CALLED, {}))
     assert base.n_cached == len(TEXT) - 1 or base.n_cached == len(TEXT) + len(plain.tokens) - 1
     uncalled = ask(engine, request(TEXT, {0: 1.0}))

@@ -1,6 +1,4 @@
-"""Chats with real graphs of models that have windows or states: each turn evaluates only new tokens, with the same
-bits.
-"""
+"""Chats on real graphs with windows or states: each turn evaluates only new tokens, with the same bits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Models that select tokens or experts: the same answers over several turns, from saved slots and after a worker is
-lost.
-"""
+"""Models that select tokens or experts: the same answers over turns, from saved slots, and after a loss."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Constrained decoding in the engine's loop: the time at which masks are requested, and the effect of a failing
-constraint.
-"""
+"""Constrained decoding in the engine's loop: timing of masks, and failing constraints."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from .fake import FakeForward, FakeTokenizer, ask, send
 
 
 class Async(FakeForward):
-    """Computes on another thread and logs events to `log`. If `asked` is set, a batch waits for it before it
-    completes.
-    """
+    """Computes on another thread and logs events to `log`; each batch waits for `asked`, if it is set."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__()
@@ -106,7 +102,7 @@ def test_masks_are_computed_while_devices_compute(engine: Engine, log: list[str]
     constraint.asked = forward.asked = threading.Semaphore(0)
     result = ask(engine, req(constraint))
     assert all(token % 2 == 0 and token for token in result.tokens)
-    assert log == ["start", "mask", "land"] * 6, "the first while the prompt is read"
+    assert log == ["start", "mask", "land"] * 6, "the first during prefill"
 
 
 def test_each_answer_has_its_own_matcher(engine: Engine, log: list[str]) -> None:

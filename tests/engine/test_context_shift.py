@@ -1,6 +1,4 @@
-"""Context shift: a full context drops its older half, and the answer equals that of a plain loop that rebuilds the
-prompt.
-"""
+"""Context shift: a full context drops its older half, as in a plain loop that rebuilds the prompt."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) -> list[int]:
-    """Return the answer with every token computed from scratch; a full window loses `n_discard` tokens after the
-    first `n_keep`.
-    """
+    """Return the answer computed from scratch; a full window loses `n_discard` tokens after `n_keep`."""
     prompt, window, answer = request.prompt, [*request.prompt], list[int]()
     assert request.params.sampling.seed is not None
     sampler = Sampler(request.params.sampling, SamplerSetup(forward.n_vocab, [0]), seed=request.params.sampling.seed)
@@ -136,9 +132,7 @@ def test_bos_token_is_kept(bos: bool, n_keep: int) -> None:
 
 @pytest.mark.slow
 def test_shift_leaves_as_many_cached_tokens_as_llama_server() -> None:
-    """llama-server b11434 with `-c 256 --context-shift`: 6 prompt tokens and 1,000 predicted tokens leave 243
-    cached.
-    """
+    """llama-server b11434 with `-c 256 --context-shift`: 6 prompt and 1,000 predicted tokens leave 243 cached."""
     with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=256, context_shift=True))) as engine:
         result = ask(engine, req([1, 2, 3, 4, 5, 6], 1000))
         assert (result.n_predicted, result.n_tokens_cached, result.truncated) == (1000, 243, True)
@@ -162,7 +156,7 @@ def test_next_request_reuses_the_shifted_sequence() -> None:
         request = req(list(range(1, 21)), 100, n_keep=10)
         answer = ask(engine, request).tokens
         again = ask(engine, req(list(range(1, 21)), 5))
-        assert again.n_cached == 10, "the prompt's first tokens were kept, those behind them are others now"
+        assert again.n_cached == 10, "the prompt's first tokens were kept, later ones were replaced"
         assert again.tokens == answer[:5]
 
 

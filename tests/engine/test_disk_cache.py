@@ -106,7 +106,7 @@ def test_chats_continue_from_disk_after_a_restart(start: Start, plain: Plain, tm
     found = [block for block in map(read_head, files(tmp_path)) if not block.is_tail]
     grown = chats[1].last[:-1]
     found = [block for block in found if grown[block.start : block.end] == block.tokens.tolist()]
-    assert len(found) == -(-len(grown) // BLOCK), "what grew is there once"
+    assert len(found) == -(-len(grown) // BLOCK), "blocks of a growing sequence are stored once"
 
 
 @pytest.mark.slow

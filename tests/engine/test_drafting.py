@@ -37,9 +37,9 @@ from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
 MOST = 16
 
 
-def proposed(kind: DraftKind | Drafter, said: list[int], most: int = MOST, ahead: Sequence[int] = ()) -> list[int]:
+def proposed(kind: DraftKind | Drafter, history: list[int], most: int = MOST, ahead: Sequence[int] = ()) -> list[int]:
     drafter = kind.drafter() if isinstance(kind, DraftKind) else kind
-    tokens, marks = drafter.propose(said, ahead, most)
+    tokens, marks = drafter.propose(history, ahead, most)
     assert len(tokens) == len(marks) <= most
     return tokens
 
@@ -57,12 +57,12 @@ def test_tokens_after_the_longest_matching_suffix_are_proposed() -> None:
 
 
 def test_pending_drafts_count_as_history() -> None:
-    said = [random.Random(3).randrange(5) for _ in range(300)]
+    history = [random.Random(3).randrange(5) for _ in range(300)]
     kind = NgramCache()
     drafter = kind.drafter()
     for n in range(20, 290):
-        first = proposed(drafter, said[:n], 1)
-        assert proposed(drafter, said[:n], 1, first) == proposed(kind, [*said[:n], *first], 1) or not first
+        first = proposed(drafter, history[:n], 1)
+        assert proposed(drafter, history[:n], 1, first) == proposed(kind, [*history[:n], *first], 1) or not first
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 4, [3]) == [4, 5, 1, 2]
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 2, [7, 9]) == [1, 2]
     assert proposed(Suffix(), [1, 1, 1], 4, [1, 1, 1, 1]) == [1, 1, 1, 1]
@@ -85,10 +85,10 @@ def test_suffix_automaton_equals_a_search() -> None:
 
 
 def test_a_growing_sequence_is_indexed_incrementally() -> None:
-    said = [random.Random(3).randrange(5) for _ in range(200)]
+    history = [random.Random(3).randrange(5) for _ in range(200)]
     grown = Suffix().drafter()
     for n in range(1, 200):
-        assert proposed(grown, said[:n]) == proposed(Suffix(), said[:n])
+        assert proposed(grown, history[:n]) == proposed(Suffix(), history[:n])
     grown.forget()
     assert proposed(grown, [1, 2, 3, 1, 2])[:1] == [3]
 
@@ -293,8 +293,9 @@ def free(*kinds: DraftKind, **options: Any) -> DraftManager:
 
 
 class LateForward(FakeForward):
-    """Computes batches when their result is requested; a batch is done once `together` batches were started, itself
-    included.
+    """Computes a batch when its result is requested.
+
+    A batch is done once `together` batches were started, itself included.
     """
 
     depth = together = 4
@@ -380,8 +381,8 @@ class ScriptedDrafter(DraftKind, Drafter):
     def forget(self) -> None:
         pass
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        at = len(said) + len(ahead)
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        at = len(history) + len(ahead)
         tokens = [token ^ self.wrong(at + i) for i, token in enumerate(self.answer[at : at + most])]
         return Proposal(tokens, [0] * len(tokens))
 
@@ -542,9 +543,7 @@ def test_draft_model_fills_windows_of_limited_length(monkeypatch: pytest.MonkeyP
 def test_drafted_tokens_are_evaluated_even_if_drafting_stops(
     least: float, least_next: float, drafted: int, wanted: int
 ) -> None:
-    """Half of the tokens are right: the cost of drafting a token is already spent and must not prevent its
-    evaluation.
-    """
+    """Half of the tokens are right; the cost of drafting is already spent and must not prevent evaluation."""
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
     guess = Sampler(Sampling(temperature=0.0), SamplerSetup(97), seed=1)
@@ -564,7 +563,7 @@ def test_unprofitable_draft_model_is_tried_again() -> None:
                 prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
             ),
         )
-    assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
+    assert 10 <= len(draft.sizes) <= 14, "the draft model runs now and then although it does not pay"
 
 
 def test_losing_the_draft_device_fails_no_request() -> None:

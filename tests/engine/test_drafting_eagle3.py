@@ -97,9 +97,7 @@ def test_eagle3_computes_the_published_formula(options: dict[str, Any], tmp_path
 
 @pytest.mark.slow
 def test_head_gets_the_hidden_state_of_the_previous_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that only copies the last of the three states drafts the token which that state predicted: the last
-    one.
-    """
+    """A head that copies the last of the three states drafts the token it predicted: the last one."""
     target = make_target(tmp_path / "t.gguf")
     path = make_eagle(tmp_path / "e.gguf", repeats=True, target_layers=[0, 2, 4])
     drafted: list[tuple[int, list[int]]] = []
@@ -124,12 +122,12 @@ def test_answers_are_the_same_with_and_without_eagle3(tmp_path: Path) -> None:
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
         plain = work(model, disturbed=False)
-        said = outputs(answers(model))
+        expected = outputs(answers(model))
     with load(target, "draft-eagle3", path, **options) as model:
         assert work(model, disturbed=True) == plain
         assert work(model, disturbed=False) == plain
         found = answers(model)
-        assert outputs(found) == said
+        assert outputs(found) == expected
         assert accepted(found) >= 0
         counts = model.engine.snapshot().counters.drafts
         assert [count.name for count in counts] == ["draft-eagle3"] and counts[0].n_drafted > 100

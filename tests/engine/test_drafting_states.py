@@ -69,7 +69,7 @@ def test_wrong_drafts_are_rolled_back(layers: tuple[LayerMemory, ...], depth: in
     found, counters = answer_with(forward, free(known), [request()])
     assert answers(found) == answers(right)
     assert counters.n_accepted > (110 if every > 3 else 70)
-    assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "many tokens came of a batch"
+    assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "several tokens came from one batch"
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -158,9 +158,7 @@ def start(open_model: OpenModel, tmp_path: Path) -> Any:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["granitehybrid", "qwen35", "mamba2", "rwkv7", "lfm2"])
 def test_real_models_answer_the_same_with_drafts(start: Any, name: str) -> None:
-    """Prompts of two lengths, with and without drafts; drafts are the right answer, sometimes wrong, or the model's
-    own.
-    """
+    """Prompts of two lengths; drafts come from the right answer, sometimes wrong, or from the model itself."""
     tokenizer = FakeTokenizer(dict.fromkeys(range(1024), b"x"), eog=())
 
     def answer_with(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:

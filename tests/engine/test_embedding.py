@@ -215,14 +215,14 @@ class Slow:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.go = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self.error: Exception | None = None
 
     def submit(self, batch: Batch, scales: tuple[float, ...] = ()) -> Future[NDArray[np.float32]]:
         tokens = batch.tokens
         assert tokens is not None
         self.batches.append(tokens.tolist())
-        self.begun.release()
+        self.started.release()
         self.go.acquire()
         future: Future[NDArray[np.float32]] = Future()
         if self.error is not None:
@@ -244,7 +244,7 @@ def slow() -> Iterator[tuple[Slow, Embedder]]:
 def test_requests_take_turns(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     many = embedder.submit([[2] * 2, [3] * 2, [4] * 2, [5] * 2, [6] * 2])
     few = embedder.submit([[7] * 2])
     forward.go.release(100)
@@ -280,7 +280,7 @@ def test_queued_rows_are_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytes
 def test_cancelled_requests_free_the_queue(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     first = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     second = embedder.submit([[3] * 8])
     third = embedder.submit([[4] * 8])
     assert embedder.snapshot().requests_processing == 1 and embedder.snapshot().requests_deferred == 2
@@ -297,7 +297,7 @@ def test_failed_batch_fails_only_its_requests(slow: tuple[Slow, Embedder]) -> No
     forward, embedder = slow
     forward.error = ValueError("broken")
     lost = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     forward.go.release()
     with pytest.raises(ComputeFailed, match="broken"):
         lost.result(60)
@@ -310,7 +310,7 @@ def test_failed_batch_fails_only_its_requests(slow: tuple[Slow, Embedder]) -> No
 def test_closing_ends_waiting_requests(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     waiting = embedder.submit([[2] * 8])
     closing = threading.Thread(target=embedder.close)
     closing.start()

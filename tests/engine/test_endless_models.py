@@ -1,6 +1,4 @@
-"""Models without an end token: a warning is logged, and answers end after MOST_TOKENS unless the request sets a
-limit.
-"""
+"""Models without an end token: a warning is logged, and answers end after MOST_TOKENS by default."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def test_prefix_of_another_slot_is_shared(make: Make) -> None:
     forward.sizes.clear()
     result = ask(engine, req([*system, 9, 9], 4, id_slot=1))
     assert (result.id_slot, result.n_cached, forward.sizes[0]) == (1, 300, 2)
-    assert [n for _, _, n in forward.copies] == [300 % 32], "but for the block that is not whole"
+    assert [n for _, _, n in forward.copies] == [300 % 32], "all but the incomplete block"
     until(lambda: engine.snapshot().kv_cells_shared == 288)
     assert engine.snapshot().kv_cells_used == 288 + 2 * 12 + 3 + 2 + 2 * 3
     assert result.tokens == alone(req([*system, 9, 9], 4)).tokens
@@ -339,7 +339,7 @@ def test_slot_choice(make: Make) -> None:
     assert ask(engine, req([*b, 5], 2)).id_slot == second.id_slot
     assert ask(engine, req([3] * 40, 2)).id_slot == 2, "least recently used"
     assert ask(engine, req([4] * 40, 2)).id_slot == first.id_slot, "least recently used"
-    assert ask(engine, req(b, 2, id_slot=2)).id_slot == 2, "as asked for"
+    assert ask(engine, req(b, 2, id_slot=2)).id_slot == 2, "the requested slot"
 
 
 def test_a_long_conversation_is_not_thrown_away_for_a_short_prefix(make: Make) -> None:
@@ -347,7 +347,7 @@ def test_a_long_conversation_is_not_thrown_away_for_a_short_prefix(make: Make) -
     talk = [random.Random(4).randrange(1, 97) for _ in range(300)]
     ask(engine, req(talk, 2))
     other = ask(engine, req([*talk[:30], 5], 2))
-    assert other.n_cached == 30, "the beginning was shared"
+    assert other.n_cached == 30, "the prefix was shared"
     assert ask(engine, req([*talk, 7], 2)).n_cached >= 300
 
 
@@ -592,8 +592,8 @@ def test_a_failing_copy_does_not_end_the_engine(make: Make) -> None:
 @pytest.mark.parametrize("blanks", ["  ", "\t\t", " \t"])
 def test_tabs_and_spaces_count_as_indentation(blanks: str) -> None:
     text = AnswerText(n_indent=2)
-    said = "".join(map(text.push, [b"x\n", blanks.encode() + b"y\n", blanks[:1].encode(), b"z"]))
-    assert said == f"x\n{blanks}y\n{blanks[:1]}" and text.outdented
+    output = "".join(map(text.push, [b"x\n", blanks.encode() + b"y\n", blanks[:1].encode(), b"z"]))
+    assert output == f"x\n{blanks}y\n{blanks[:1]}" and text.outdented
 
 
 def test_close_waits_for_requests_within_its_timeout(make: Make) -> None:
@@ -665,18 +665,13 @@ def test_snapshot_shows_the_end_of_a_request_at_once(make: Make, monkeypatch: py
     long.id = engine.submit(req([1] * 10, 200), long)
     short.id = engine.submit(req([2] * 10, 3), short)
     assert long.result.n_predicted == 200 and short.result.n_predicted == 3
-    assert [n for n, _ in itertools.groupby(seen)][-3:] == [
-        2,
-        1,
-        0,
-    ]  # the client that gets the last token finds its request ended
+    # The client that gets the last token finds its request ended.
+    assert [n for n, _ in itertools.groupby(seen)][-3:] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
 def test_incomplete_character_is_replaced(stop: tuple[str, ...]) -> None:
-    """An incomplete character is replaced, whether plain text or the rest of another character follows; a character
-    split over two tokens stays whole.
-    """
+    """Text or another character may follow; a character split over two tokens stays whole."""
     text = AnswerText(stop)
     pieces = [b"a", "ß".encode()[:1], b"b", "猫".encode()[:2], "猫".encode()[2:], b"c", "猫".encode()[:1]]
     assert "".join([*map(text.push, pieces), text.finish()]) == "a\ufffdb猫c\ufffd"

@@ -70,7 +70,7 @@ def test_enough_memory_changes_nothing_and_logs_nothing(file: GGUFFile) -> None:
 def test_context_is_cut_to_the_free_memory(file: GGUFFile, n_ctx: int) -> None:
     free = need(file, 20000)
     found = fitted(file, free, n_ctx)
-    assert need(file, found.n_cells) <= free < need(file, found.n_cells + 256), "all that fits is given"
+    assert need(file, found.n_cells) <= free < need(file, found.n_cells + 256), "the context uses all memory that fits"
     assert found.n_ctx_slot == found.n_cells == sum(found.sizes.kv) // 512
     assert placed(found.sizes, [here(free)], None) == found.placement
     (note,) = found.notes
@@ -170,7 +170,7 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
         assert (found.n_cells, found.wanted.max_batch, found.wanted.type_k) == (LEAST_CONTEXT, n_batch, TensorType.F16)
         assert f"batches are cut from 512 tokens (-ub) to {n_batch}: not enough memory" in found.notes[0]
         assert placed(found.sizes, [here(free)], None) == found.placement
-    assert least_need(64) - least_need(64, TensorType.Q8_0) > (1 << 19), "else the next is no test"
+    assert least_need(64) - least_need(64, TensorType.Q8_0) > (1 << 19), "otherwise the next check is void"
     found = fit(file, model, allowed(batch=True, cache=True), [here(least_need(64, TensorType.Q8_0))], None)
     assert (found.wanted.max_batch, found.wanted.type_k, found.wanted.type_v) == (64, TensorType.Q8_0, TensorType.Q8_0)
     assert "the K/V cache is q8_0 instead of f16 (-ctk)" in found.notes[0]

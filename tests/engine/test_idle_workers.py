@@ -167,7 +167,9 @@ def test_devices_and_reasons_are_logged(
 ) -> None:
     caplog.set_level("INFO", "llamado")
     home = pool(tmp_path, monkeypatch, figures((1e7, MUCH, 0.01)), SplitOptions(rpc=("h:1",)))
-    assert home.fit.placement == Placement((0, 0), 0, 0) and "layers" not in caplog.text, "it is said when all is there"
+    assert home.fit.placement == Placement((0, 0), 0, 0) and "layers" not in caplog.text, (
+        "it is logged once all devices are connected"
+    )
     home.log_placement(home.fit.placement)
     assert "CPU: everything, layers 0 to 1 and the head" in caplog.text and "the least time per token" in caplog.text
     assert "RPC0[h:1]: gets no layers: it would make answers slower: a token takes" in caplog.text

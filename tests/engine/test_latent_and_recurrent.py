@@ -202,7 +202,7 @@ def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch:
     )
     alone = Engine(plain, TOKENIZER, EngineOptions(n_slots=1, n_ctx=512))
     try:
-        said, n_cached = text(4, 150), 0
+        prompt, n_cached = text(4, 150), 0
 
         def check(prompt: list[int], **options: Any) -> list[int]:
             nonlocal n_cached
@@ -212,18 +212,18 @@ def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch:
             n_cached += found.n_cached
             return found.tokens
 
-        first = check(said, id_slot=0)
-        check(said, id_slot=0)
-        check([*said, *first, 7, 8, 9], id_slot=0)
-        check(said[:-1] + text(5, 20), id_slot=1)
+        first = check(prompt, id_slot=0)
+        check(prompt, id_slot=0)
+        check([*prompt, *first, 7, 8, 9], id_slot=0)
+        check(prompt[:-1] + text(5, 20), id_slot=1)
         for slot in range(3):
             check(text(6 + slot, 80), id_slot=slot)
-        check([*said, *first, 7, 8, 9, 10], id_slot=2)
+        check([*prompt, *first, 7, 8, 9, 10], id_slot=2)
         assert n_cached > 4 * 140
         engine.save_slot(2, tmp_path / "a").result(60)
         engine.restore_slot(1, tmp_path / "a").result(60)
         until(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
-        check([*said, *first, 7, 8, 9, 10], id_slot=1)
+        check([*prompt, *first, 7, 8, 9, 10], id_slot=1)
     finally:
         engine.close()
         alone.close()

@@ -1,5 +1,6 @@
-"""Launched steps: tokens are sent while the next step runs, and answers equal those of an engine that waits for each
-step, whatever happens between a step's launch and its end.
+"""Launched steps: tokens are sent while the next step runs.
+
+Answers equal those of an engine that waits for each step, whatever happens between a step's launch and its end.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def test_answers_equal_those_of_synchronous_steps(make: Make, late: type[Countin
         one_by_one = [make(kind, n_slots=1) for kind in (SynchronousDevice, CountingDevice)]
         for engine, _ in one_by_one:
             assert [received(send(engine, request).wait()) for request in requests] == expected[:4]
-        assert one_by_one[0][1].n == one_by_one[1][1].n, "no step for an answer that is over"
+        assert one_by_one[0][1].n == one_by_one[1][1].n, "no extra step after the end of an answer"
     assert device.n and plain.n
 
 
@@ -190,7 +191,7 @@ def test_tokens_are_sent_while_the_next_step_runs(make: Make) -> None:
             launched.append((event.index, device.launched))
 
     assert send(engine, req(40, 6), note).result.n_predicted == 6
-    assert launched == [(i, i < 5) for i in range(6)], "all but the last, which nothing comes behind"
+    assert launched == [(i, i < 5) for i in range(6)], "all but the last, which no step follows"
     # and one that ends while another goes on, too
     launched.clear()
     other = send(engine, req(60, 200))
@@ -239,9 +240,7 @@ def test_tokens_are_sent_before_slow_work(make: Make, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_dropping_a_request_between_launch_and_end(make: Make, how: str) -> None:
-    """The dropped client gets no more events; its neighbor, and the next request in its cells, get the usual
-    answers.
-    """
+    """The dropped client gets no more events; its neighbor, and the next request in its cells, are unaffected."""
     plain, _ = make(SynchronousDevice)
     expected = [received(send(plain, request).wait()) for request in (req(60), req(40, 30))]
     engine, device = make()

@@ -65,10 +65,12 @@ def test_chat_continues_a_given_answer(llama: LoadedModel) -> None:
     user = {"role": "user", "content": "How are you?"}
     prompt = llama.template.render([user]) + "I am"
     expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
-    begun = {"role": "assistant", "content": "I am"}
-    assert llama.chat([user, begun], n_predict=7) == expected
-    assert llama.chat([user, {**begun, "content": [{"type": "text", "text": "I am"}]}], n_predict=7) == expected
-    assert llama.chat([user, begun, user], n_predict=7) != expected
+    partial_answer = {"role": "assistant", "content": "I am"}
+    assert llama.chat([user, partial_answer], n_predict=7) == expected
+    assert (
+        llama.chat([user, {**partial_answer, "content": [{"type": "text", "text": "I am"}]}], n_predict=7) == expected
+    )
+    assert llama.chat([user, partial_answer, user], n_predict=7) != expected
 
 
 def test_leaving_a_stream_ends_its_request(llama: LoadedModel) -> None:

@@ -77,7 +77,7 @@ def test_concurrent_adapters_answer_as_alone(make: Make, cache_ram: int) -> None
     engine, _ = make(1024, cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     clients = [send(engine, request) for request in asked]
     assert [client.result.tokens for client in clients] == expected
-    assert sum(client.result.n_cached for client in clients) > 500, "but what is the same is shared"
+    assert sum(client.result.n_cached for client in clients) > 500, "common prefixes are shared"
     settled(engine)
 
 
@@ -86,9 +86,9 @@ def test_cells_of_other_scales_are_not_reused(make: Make) -> None:
     assert ask(engine, req(PROMPT)).n_cached == 0
     assert ask(engine, req(PROMPT)).n_cached == 119
     assert ask(engine, req(PROMPT, lora={0: 1.0})).n_cached == 0
-    assert ask(engine, req(PROMPT, lora={0: 1.0, 1: 0.0})).n_cached == 119, "0 is as not named"
+    assert ask(engine, req(PROMPT, lora={0: 1.0, 1: 0.0})).n_cached == 119, "0 equals an omitted adapter"
     assert ask(engine, req(PROMPT, lora={0: 1.0 + 1e-12})).n_cached == 119, "the same in float32"
-    assert ask(engine, req(PROMPT, lora={7: 1.0})).n_cached == 0, "without any again"
+    assert ask(engine, req(PROMPT, lora={7: 1.0})).n_cached == 0, "no adapter again"
 
 
 def test_other_slots_cells_of_other_scales_are_not_reused(make: Make) -> None:
@@ -282,7 +282,7 @@ def test_real_models_answer_with_concurrent_adapters_as_alone(model: Path, adapt
     rng.shuffle(order := list(range(len(asked))))
     clients = {i: send(engine, asked[i]) for i in order}
     assert [clients[i].result.probs for i in range(len(asked))] == alone
-    assert len({probs[0][0].logprob for probs in alone}) > 6, "the adapters do something"
+    assert len({probs[0][0].logprob for probs in alone}) > 6, "the adapters change answers"
     engine.close()
     forward.close()
 

@@ -1,5 +1,6 @@
-"""The engine with models that have windows, latent rows or states: answers are byte for byte those of a full
-evaluation, whatever is rewound, copied, kept, saved or lost.
+"""The engine with models that have windows, latent rows or states.
+
+Answers are byte for byte those of a full evaluation, whatever is rewound, copied, kept, saved or lost.
 """
 
 from __future__ import annotations
@@ -102,9 +103,7 @@ def plain(layers: Layers) -> Iterator[Plain]:
 
 
 def talk(engine: Engine, plain: Plain, rng: random.Random, n_turns: int) -> int:
-    """Run conversations that grow, are repeated, change in the middle and come back; return the number of cached
-    tokens.
-    """
+    """Run conversations that grow, repeat, change and come back; return the number of cached tokens."""
     chats = [tokens(rng.randrange(1000), rng.randint(5, 120)) for _ in range(3)]
     cached = 0
     for _ in range(n_turns):
@@ -332,7 +331,7 @@ def test_full_memory_keeps_the_shared_prefix(make: Make, plain: Plain, layers: L
     prompts = [SYSTEM + tokens(i, 60) for i in range(6)]
     for _ in range(2):
         assert answers_of(engine, prompts, 40) == [plain(prompt, 40) for prompt in prompts]
-    assert sum(forward.sizes) < 2 * 6 * (len(SYSTEM) + 100), "the beginning is not read by each"
+    assert sum(forward.sizes) < 2 * 6 * (len(SYSTEM) + 100), "the prefix is evaluated once"
 
 
 def test_slot_files_of_sequences_with_a_shared_prefix(make: Make, plain: Plain, tmp_path: Path) -> None:

@@ -96,9 +96,7 @@ def members(kind: type) -> dict[str, tuple[str, ...]]:
 
 
 def test_devices_implement_the_protocol() -> None:
-    """The test's device and ours implement every member with the same parameters; the test's device has no base
-    class.
-    """
+    """The test's device and ours have every member with the same parameters; the test's has no base class."""
     assert OwnDevice.__bases__ == (object,)
     contract = members(Device)
     assert len(contract) > 20

@@ -99,7 +99,7 @@ def test_more_conversations_than_slots(make: Make) -> None:
     assert all(cached == 0 for turns in expected for _, cached in turns)
     assert sum(forward.sizes) < sum(all_of_it.sizes) / 2
     snapshot = settled(engine)
-    assert snapshot.n_stored_prompts == 6, "two of them as they were before their last turn, which slots have"
+    assert snapshot.n_stored_prompts == 6, "two lack their last turn, which slots hold"
     assert snapshot.stored_prompt_bytes == 12 * (4 * 213 + 2 * 185), "8 bytes of cells and 4 of a token"
     assert settled(plain).n_stored_prompts == 0 and not all_of_it.reads
 
@@ -109,7 +109,7 @@ def test_only_new_cells_are_read(make: Make) -> None:
     talk(engine, 2, 2)
     forward.reads.clear()
     ask(engine, req(prompt(77)))
-    assert sum(n for _, n in forward.reads) == 28, "what was known of the conversation is taken over"
+    assert sum(n for _, n in forward.reads) == 28, "stored cells of the conversation are reused"
 
 
 def test_short_sequences_are_not_stored(make: Make) -> None:
@@ -134,7 +134,7 @@ def test_part_of_a_stored_sequence_is_reused(make: Make) -> None:
     assert not forward.writes
     few = MIN_SHARED - 1
     ask(engine, req(prompt(5)))
-    assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "not worth a call"
+    assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "too short for a read"
 
 
 def test_cache_prompt_false_reads_no_stored_sequence(make: Make) -> None:
@@ -158,7 +158,7 @@ def test_evicted_cells_come_back_from_the_cache(make: Make) -> None:
     alone = [ask(make(cache_ram=0)[0], req(prompt(i, 150), 250)).tokens for i in (1, 2)]
     clients = [send(engine, req(prompt(i, 150), 250)) for i in (1, 2)]
     assert [client.result.tokens for client in clients] == alone
-    assert forward.writes, "the younger one was pushed out, and came back"
+    assert forward.writes, "the younger one was evicted, and came back"
     assert sum(forward.sizes) < 2 * 400 + 40
 
 
@@ -175,7 +175,7 @@ def test_cache_never_exceeds_its_limit(make: Make) -> None:
     ask(engine, req(prompt(99, 1001), 0))
     before = settled(engine)
     ask(engine, req(prompt(100), 0))
-    assert settled(engine).n_stored_prompts == before.n_stored_prompts, "too large for it"
+    assert settled(engine).n_stored_prompts == before.n_stored_prompts, "too large for the cache"
 
 
 # -- the store by itself ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_store_finds_the_longest_prefix_in_any_order(sequences: list[list[int]],
         assert store.nbytes == sum(7 * k.size for k in kept) and (limit is None or store.nbytes <= limit)
         assert store.n_tokens == sum(k.size for k in kept)
         for a in kept:
-            assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one begins another"
+            assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one is a prefix of another"
 
 
 def test_read_rate_estimates_the_cost() -> None:

@@ -60,7 +60,7 @@ def test_short_prompts_do_not_wait_for_the_last_one() -> None:
     queue = PromptQueue(pace=1e9)
     queue.ask([64] * 8)
     counts = queue.counts()
-    assert counts == sorted(counts) and counts[0] == 3 * 64, "those that fill a batch well enough are not held up"
+    assert counts == sorted(counts) and counts[0] == 3 * 64, "prompts that fill a batch do not wait"
     assert counts[-1] == 8 * 64 + 9, "and the last waits only for the others"
 
 

@@ -273,7 +273,7 @@ def test_answers_continue_after_a_loss(make: Make, depth: int, late: float | Non
     forward.die(late=late)
     for request, client in zip(requests, [first, *others], strict=True):
         assert client.result.tokens == alone(request) == [t for e in client.tokens for t in e.tokens]
-        assert [e.index for e in client.tokens] == list(range(60)), "a token twice, or one left out"
+        assert [e.index for e in client.tokens] == list(range(60)), "a repeated or missing token"
     assert forward.restored == [False] * 3
 
 
@@ -445,11 +445,11 @@ def test_requests_wait_for_a_device_up_to_the_limit(make: Make, monkeypatch: pyt
     clock.skip(250.0)
     error = failure(early)
     assert isinstance(error, Unavailable) and "RPC0[10.0.0.7:50052]" in str(error)
-    assert len(early.events) == 1, "nothing but the failure"
+    assert len(early.events) == 1, "only the failure"
     assert not late.over.is_set() and not running.over.is_set()
     forward.refusals = 0
     assert late.result.tokens == alone(req([4], 5))
-    assert running.result.tokens == alone(req([1, 2], 300)), "one that had begun waits as long as it takes"
+    assert running.result.tokens == alone(req([1, 2], 300)), "a started request waits without limit"
 
 
 def test_time_in_the_queue_before_the_loss_does_not_count(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,7 +652,7 @@ def test_draft_tokens_are_discarded_by_a_move(seed: int) -> None:
         clients = [send(engine, request) for request in requests]
         for request, client in zip(requests, clients, strict=True):
             assert client.result.tokens == alone(request, 4)
-        assert forward.copies, "nothing was moved"
+        assert forward.copies, "no cells were moved"
     finally:
         engine.close()
         forward.end()
@@ -831,7 +831,7 @@ def test_moving_layers_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
-        assert not [one for one in caplog.records if one.levelname == "WARNING"], "that all is well is no warning"
+        assert not [one for one in caplog.records if one.levelname == "WARNING"], "recovery is no warning"
     finally:
         forward.end()
         engine.close()

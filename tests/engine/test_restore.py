@@ -44,10 +44,10 @@ Array = np.ndarray[Any, Any]
 
 
 class MortalDevice:
-    """A local device that behaves like a remote one: reads are copies, and everything fails with DeviceLost after
-    `die`.
+    """A local device that behaves like a remote one: reads are copies.
 
-    `before` is called with the name of each method; it may raise, wait or kill the device.
+    After `die`, everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait
+    or kill the device.
     """
 
     local, endpoint, links, numerics = False, None, False, "made up"
@@ -303,7 +303,7 @@ def test_one_of_two_lost_devices_comes_back(model: Path, open_cluster: Open, rig
         forward.recovery.restore(False)
     cluster.away = {"RPC3"}
     forward.recovery.restore(True)
-    assert cluster.replaced == [[0, 1, 2]], "who came back keeps what it had"
+    assert cluster.replaced == [[0, 1, 2]], "the reconnected device keeps its layers"
     assert forward.placement == Placement((1, 2, 2, 2), 2)
     assert same(feed(forward, text(40)), right)
 
@@ -370,9 +370,7 @@ def test_no_memory_on_other_devices(model: Path, open_cluster: Open, right: Arra
 def test_refused_weights_leave_the_placement_unchanged(
     model: Path, open_cluster: Open, right: Array, what: str
 ) -> None:
-    """The placement assumes that the other device has enough memory, but it refuses; recovery still waits for the
-    lost one.
-    """
+    """The placement counts on another device, which refuses; recovery still waits for the lost one."""
     cluster = open_cluster(model, TWO)
     forward = cluster.forward
     cluster.away = {"RPC2"}
@@ -648,12 +646,12 @@ def test_reconnected_device_gets_its_layers_back(model: Path, open_cluster: Open
     cluster.away.clear()
     forward.recovery.call_back()
     back = cluster.opened[-1]
-    assert sorted(back.loaded) == sorted(first.loaded), "it has its weights before anybody waits for it"
+    assert sorted(back.loaded) == sorted(first.loaded), "weights are loaded before the layers move"
     assert forward.placement == Placement((2, 2, 2, 2), 2) and same(feed(forward, text(40)), right)
     second = [*cluster.device(2).loaded]
     forward.recovery.move_back()
     assert forward.placement == TWO and forward.recovery.away() == () and cluster.device(1) is back
-    assert sorted(back.loaded) == sorted(first.loaded) and cluster.device(2).loaded == second, "no byte goes twice"
+    assert sorted(back.loaded) == sorted(first.loaded) and cluster.device(2).loaded == second, "no weight is sent twice"
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
     cluster.away = {"RPC1"}
     back.die()
@@ -734,7 +732,7 @@ def test_answers_continue_while_layers_move(
         until(lambda: len(client.tokens) > n)
         cluster.away.clear()
         until(lambda: not engine.snapshot().degraded)
-        assert cluster.forward.placement == TWO and not client.over.is_set(), "the answer was over before"
+        assert cluster.forward.placement == TWO and not client.over.is_set(), "the answer ended too early"
         assert client.result.tokens == expected
         assert "RPC1: back" in caplog.text and "devices: all back" in caplog.text
         # and while no request runs

@@ -383,9 +383,7 @@ def test_batches_in_flight_give_the_same_bits(tmp_path: Path, start: Open, sprea
 
 
 def throughput(depth: int, latency: float, n: int = 8) -> float:
-    """Rows per second of two devices with links, with `n` sequences in `depth` groups: 2 ms per step and 0.6 ms per
-    row.
-    """
+    """Rows per second of two linked devices with `n` sequences in `depth` groups; 2 ms per step, 0.6 ms per row."""
     groups = min(depth, n)
     service = 0.002 + 0.0006 * n / groups
     return n / max(groups * service, latency + 2 * service)

@@ -1,6 +1,4 @@
-"""The runner fills any inputs of a graph: embeddings instead of tokens, positions in four sections, inputs of a
-model.
-"""
+"""The runner fills any graph input: embeddings, positions in four sections, inputs that a model defines."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
     for position in range(30, 33 if n_vocab < 1000 else 31):
         expected = plain.probabilities(row.tolist(), position)
         token = sampler.sample(row, position)
-        assert np.array_equal(row, before), "the row must come back as it was"
+        assert np.array_equal(row, before), "the row must be unchanged"
         own, got = sampler.candidates(n_vocab, token)
         assert token in expected
         # float32 rounding may move one or two tokens of a flat distribution across the border of a filter.

@@ -263,9 +263,7 @@ logits = st.sampled_from([-math.inf, -3e38, -100.0, -1.0, -1e-30, 0.0, 0.5, 1.0,
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_finite_values_give_a_valid_sample(data: st.DataObject) -> None:
-    """Any finite options, order and logits: a candidate is sampled, its probability is a number, the row is
-    unchanged.
-    """
+    """For finite options, order and logits, a candidate with a valid probability is sampled; the row is unchanged."""
     names = data.draw(st.lists(st.sampled_from(NUMBERS), unique=True))
     fields: dict[str, Any] = {name: data.draw(numbers, name) for name in names}
     fields |= {

@@ -44,8 +44,12 @@ def test_message_names_the_truncated_file(tmp_path: Path, number: int, name: str
     then = f"os.truncate(sys.argv[{number}], 8192)\n{('one', 'two')[number - 1]}.generate('Hello', n_predict=2)\n"
     done = run(tmp_path, then, faulthandler)
     assert done.returncode == 1, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("llamado: ")]
-    assert len(said) == 1 and f"{name} became shorter while it was in use" in said[0] and "--no-mmap" in said[0]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("llamado: ")]
+    assert (
+        len(messages) == 1
+        and f"{name} became shorter while it was in use" in messages[0]
+        and "--no-mmap" in messages[0]
+    )
 
 
 @pytest.mark.full

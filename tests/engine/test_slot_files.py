@@ -84,8 +84,8 @@ def test_slot_is_restored_in_another_engine(make: Make, tmp_path: Path) -> None:
     assert not forward.sizes and until(lambda: other.snapshot().kv_cells_used == 307)
     result = ask(other, req([*sequence, 5], 20))
     assert (result.tokens, result.n_cached, result.id_slot) == (expected, 307, 1)
-    assert sum(forward.sizes) == 1 + 19, "only what is new is computed"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"], "nothing else is left in the folder"
+    assert sum(forward.sizes) == 1 + 19, "only new tokens are evaluated"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"], "no other file is left in the folder"
 
 
 def test_prefix_of_a_restored_slot_is_shared(make: Make, tmp_path: Path) -> None:
@@ -156,9 +156,7 @@ def test_save_waits_for_a_busy_slot(make: Make, tmp_path: Path) -> None:
 
 
 def test_slow_file_does_not_block_other_slots(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow file blocks only its slot: other slots answer, the slot stays reserved, and close waits up to its
-    timeout.
-    """
+    """A slow file blocks only its slot: other slots answer, and the slot stays reserved."""
     engine, _ = make(cache_ram=1)
     sequence = save_slot_0(engine, tmp_path / "a")
     gate, inside = threading.Event(), threading.Event()
@@ -300,7 +298,7 @@ def test_invalid_files_are_refused(make: Make, tmp_path: Path, name: str) -> Non
     path.write_bytes(spoil(whole))
     with pytest.raises(SlotFileError, match=f"^a: .*{message}"):
         engine.restore_slot(0, path).result(60)
-    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is as it was"
+    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is unchanged"
 
 
 def test_links_and_pipes_are_refused(make: Make, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Chats with models that have windows or states: a turn evaluates only its new tokens, whatever the template changes
-at the end of earlier turns.
+"""Chats with models that have windows or states.
+
+A turn evaluates only its new tokens, whatever the template changes at the end of earlier turns.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ CONTROL = np.array([USER, END, ASSISTANT], np.int32)
 
 
 class Chat:
-    """A conversation as rendered by a chat template; with `thinks`, the template drops the reasoning of earlier
-    turns.
-    """
+    """A conversation in a chat template; with `thinks`, the template drops the reasoning of earlier turns."""
 
     def __init__(self, seed: int, *, thinks: bool, head: int = 60) -> None:
         self._thinks = thinks
@@ -94,17 +93,17 @@ def test_chat_evaluates_only_new_tokens(layers: Layers, plain: Plain) -> None:
                     other = [*before, USER, 7, 8, 9, END, ASSISTANT, THINK, THINK]
                     result = ask(engine, req(other, 12))
                     assert result.tokens == plain(other, 12)
-                    assert result.n_cached > shared(other, chat.last) - NEAR, "the last message is written anew"
+                    assert result.n_cached > shared(other, chat.last) - NEAR, "the last message is edited"
         edited = chats[0].said[:700]
         assert len(chats[0].said) > 1000
         result = ask(engine, req(edited, 5))
-        assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is written anew"
+        assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is edited"
 
 
 def test_checkpoint_positions_of_a_prompt() -> None:
     text = list(range(1, 41))
     chat = np.array([*text, END, USER, *text, END, ASSISTANT, 5, 6], np.int32)
-    assert points(chat, CONTROL, 0) == [41, 82], "the last message's begin and end"
+    assert points(chat, CONTROL, 0) == [41, 82], "start and end of the last message"
     assert points(chat, CONTROL, 30) == [30, 41, 60, 82]
     assert points(np.array(text, np.int32), CONTROL, 0) == [39] == points(np.array(text), np.empty(0, np.int32), 0)
     assert points(np.array([7], np.int32), CONTROL, 8) == []
@@ -143,7 +142,7 @@ def test_checkpoints_use_at_most_half_of_the_memory() -> None:
             assert one.make_room(120)
             one.put(n, np.zeros(120, np.uint8))
     assert sorted(one.tails) == [60, 100, 140] and store.reserved == 360 and not store.nbytes
-    assert not other.make_room(200), "the other's are in use"
+    assert not other.make_room(200), "those of the other slot are in use"
     one.cut(100)
     assert other.make_room(200) and sorted(one.tails) == [60, 100] and store.reserved == 240
 

@@ -145,7 +145,7 @@ def test_full_queue_refuses_requests(make: Make) -> None:
     gate.set()
     assert all(client.result.n_predicted == 8 for client in clients[:-1])
     assert len({tuple(client.result.tokens) for client in clients[:-1]}) == 4
-    assert ask(engine, req([9])).n_predicted == 8, "there is room again"
+    assert ask(engine, req([9])).n_predicted == 8, "the queue accepts requests again"
 
 
 def test_queue_size_zero_refuses_waiting_requests(make: Make) -> None:
@@ -223,4 +223,4 @@ def test_request_waits_for_its_slot(make: Make) -> None:
     other = send(engine, req([4, 5], 3))
     gate.set()
     assert (other.result.id_slot, wants.result.id_slot) == (0, 1)
-    assert isinstance(first.events[-1], Done), "it came after"
+    assert isinstance(first.events[-1], Done), "the first request ended before"
