@@ -115,7 +115,7 @@ def test_context_shift_moves_the_activation_start() -> None:
 
 
 @pytest.mark.slow
-def test_slot_file_of_an_activated_lora_does_not_restore_without_it(llama: LoadedModel, tmp_path: Path) -> None:
+def test_slot_file_saved_with_an_activated_lora_is_refused(llama: LoadedModel, tmp_path: Path) -> None:
     ask(llama.engine, request(CALLED, {0: 1.0}, id_slot=0))
     llama.engine.save_slot(0, tmp_path / "slot").result(GUARD)
     with pytest.raises(SlotFileError):

@@ -27,7 +27,7 @@ LEAST = FitOptions().least_context
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Set the machine's memory to a number of bytes."""
+    """Return a list with one item, the machine's free memory in bytes, for tests to change."""
     free = [1 << 40]
 
     def figures(device: Device) -> DeviceFigures:

@@ -192,7 +192,7 @@ def test_tokens_are_sent_while_the_next_step_runs(make: Make) -> None:
 
     assert send(engine, req(40, 6), note).result.n_predicted == 6
     assert launched == [(i, i < 5) for i in range(6)], "all but the last, which no step follows"
-    # and one that ends while another goes on, too
+    # The same holds for an answer that ends while another request runs.
     launched.clear()
     other = send(engine, req(60, 200))
     send(engine, req(40, 6), note).wait()

@@ -369,7 +369,7 @@ def test_scales_are_rounded_to_float32() -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_checked_at_load(model: Path, adapters: list[Path]) -> None:
+def test_adapters_load_with_their_initial_scales(model: Path, adapters: list[Path]) -> None:
     prompt = text(12)
     options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
     with LoadedModel.load(model, EngineOptions(**options)) as plain:

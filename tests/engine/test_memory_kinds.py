@@ -245,7 +245,7 @@ def test_slot_files_of_another_memory_kind_are_refused(make: Make, layers: Layer
         assert before.tokens
 
 
-def test_damaged_tail_is_refused(make: Make, tmp_path: Path) -> None:
+def test_damaged_slot_file_is_refused(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     ask(engine, req(tokens(1, 100), 1, id_slot=0))
     path = tmp_path / "a"

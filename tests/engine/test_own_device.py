@@ -42,14 +42,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right(path: Path) -> list[list[int]]:
-    """Return the tokens computed by our own CPU device."""
+    """Return the tokens computed by `CpuDevice`."""
     with LoadedModel.load(path, options()) as llama:
         return [answer(llama, prompt) for prompt in PROMPTS]
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
-    """Register no other kind of device, and return the list of devices made."""
+    """Register the test's backend in place of ours, and return the devices that it makes."""
     monkeypatch.setattr(registry, "_LOCAL_KINDS", {"cpu": "own_device:OwnBackend"})
     monkeypatch.setattr(registry, "_REMOTE_KINDS", {"rpc": "own_device:OwnBackend"})
     for kind in (CpuDevice, RemoteDevice):

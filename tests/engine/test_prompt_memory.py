@@ -22,7 +22,7 @@ def test_default_limit_is_half_of_the_memory() -> None:
     assert prompt_memory(8192, 4 * GIB) == 2048
     assert prompt_memory(100, 4 * GIB) == 100
     assert prompt_memory(0, 4 * GIB) == 0
-    assert prompt_memory(-1, 4 * GIB) == -1  # an explicit size is not limited
+    assert prompt_memory(-1, 4 * GIB) == -1  # -1 means no limit
 
 
 def test_container_limit_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_saved_rows_restore_at_another_position(start: Open, right: Array) -> None:
+def test_saved_rows_restore_in_another_runner(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 350)
