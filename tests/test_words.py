@@ -46,6 +46,7 @@ REWRITTEN_TESTS = (
     "clients",
     "commands",
     "devices",
+    "engine",
     "ggml",
     "gguf",
     "interop",

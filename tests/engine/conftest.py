@@ -22,7 +22,7 @@ OpenModel = Callable[..., ModelRunner]
 
 @pytest.fixture
 def exits() -> Iterator[ExitStack]:
-    """Engines and forward passes that end after the test, the last one first."""
+    """Return a context that closes engines and forward passes after the test, the last one first."""
     with ExitStack() as stack:
         yield stack
 
@@ -34,7 +34,7 @@ def jit() -> Jit:
 
 @pytest.fixture
 def open_model(jit: Jit, exits: ExitStack) -> OpenModel:
-    """Opens model files on devices of this machine; they end after the test."""
+    """Return a function that opens model files on devices of this machine; the runners close after the test."""
 
     def open_(
         path: Path,

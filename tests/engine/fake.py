@@ -1,8 +1,8 @@
-"""A forward pass without a model, whose logits show every mistake in the bookkeeping of cells.
+"""A forward pass without a model whose logits reveal every mistake in the bookkeeping of KV cells.
 
-Each cell holds a state made from its token, its position and the states of all cells its token saw, as the K and V of a
-deep layer are. Logits are a hash of all states the last token sees. So a wrong cell, a stale one, a token that was
-skipped or a neighbor's cell changes every later logit.
+Each cell holds a state made from its token, its position and the states of all cells its token attended to, like the
+K and V of a deep layer. Logits are a hash of all states the last token attends to. So a wrong cell, a stale one, a
+skipped token or a neighbor's cell changes every later logit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class FakeMemory(Memory):
-    """Any bytes can be those of its rows."""
+    """Memory that accepts any bytes of the right size as its rows."""
 
     def is_valid(self, data: Cells, n: int) -> bool:
         return data.size == n * self.token_bytes
@@ -72,11 +72,11 @@ class FakeMemory(Memory):
 
 
 ALL, STATE = Latent(2), RecurrentState((2,))
-"""What a layer may remember: 8 bytes of each token, or of a sequence; a window of them is `KeysValues(1, 1, n)`."""
+"""Kinds of layer memory: 8 bytes for each token, or for a sequence; `KeysValues(1, 1, n)` is a window of n tokens."""
 
 
 class FakeForward:
-    """Implements Forward, and Storage; `before` is called in each run with the number of tokens."""
+    """Implements Forward and Storage. Each run calls `before` with the number of tokens."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class FakeForward:
         raise AssertionError("nothing is away")
 
     def spoil(self, noise: np.random.Generator) -> None:
-        """What was remembered is gone; a state of which nothing was read yet is zero again."""
+        """Overwrite all memory with noise; states that no token has used yet stay zero."""
         for rows in self.rows.values():
             rows[:-1] = noise.integers(0, 256, rows[:-1].shape, np.uint8)
 
@@ -216,7 +216,7 @@ class FakeForward:
                         if kept.window:
                             seen = seen[max(seen.size - kept.window + 1, 0) :]
                         assert kept.window or seen.size == position
-                    if seen.size:  # the sum of all states seen, each stirred with its position
+                    if seen.size:  # the sum of all states seen, each mixed with its position
                         at = np.arange(last - seen.size, last, dtype=np.int64).astype(U64)
                         state = state + mix(seen + at * U64(0x2545F4914F6CDD1D)).sum(dtype=U64)
                     state = mix(state)
@@ -272,7 +272,7 @@ class FakeForward:
 
 
 class FakeTokenizer:
-    """Token i is the byte i + 32 (so text is ASCII), or what `pieces` says; token 0 ends the answer."""
+    """Token i is the byte i + 32 (so text is ASCII), or the bytes in `pieces`; token 0 ends the answer."""
 
     def __init__(self, pieces: dict[int, bytes] | None = None, eog: Sequence[int] = (0,)) -> None:
         self.pieces = pieces or {}
@@ -337,7 +337,7 @@ def ask(engine: Engine, request: Request) -> Result:
 
 
 def settled(engine: Engine) -> EngineSnapshot:
-    """The snapshot after the last request's end; Done comes a moment before it."""
+    """Return the snapshot taken after the last request ended; `Done` is sent shortly before."""
 
     def at_rest() -> EngineSnapshot | None:
         snapshot = engine.snapshot()
@@ -364,7 +364,7 @@ def new_engine(
     wait: float = 30.0,
     **options: Any,
 ) -> Engine:
-    """An engine with options by name; those of the split and of the adapters are named like the others."""
+    """Return an engine with options by name, including those of the split and of the adapters."""
     split = SplitOptions(failover=failover, request_wait=wait)
     scales = DefaultScales(lora, invocations)
     return Engine(forward, tokenizer, EngineOptions(split=split, **options), scales=scales, drafts=drafts)

@@ -1,6 +1,6 @@
-"""llama.cpp's samplers over a whole vocabulary in plain Python floats, one token after another, as slow as they read.
+"""llama.cpp's samplers over a whole vocabulary in plain Python floats, one token at a time: slow, but easy to check.
 
-`-inf` is a logit like any other here: nothing is ever hidden, so the counts of candidates are llama.cpp's.
+`-inf` is a logit like any other here: no candidate is hidden, so the counts of candidates are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Words:
 
 
 def dry_penalties(tokens: Sequence[int], s: Sampling, words: Words | None) -> dict[int, float]:
-    """What DRY takes off each token's logit after `tokens`, by comparing every end with every other place."""
+    """Return DRY's penalty for each token after `tokens`, by comparing every suffix with every position."""
     window = list(tokens if s.dry_penalty_last_n < 0 else tokens[max(0, len(tokens) - s.dry_penalty_last_n) :])
     n = len(window)
     if s.dry_multiplier == 0 or s.dry_base < 1 or s.dry_penalty_last_n == 0 or n <= s.dry_allowed_length:
@@ -90,7 +90,7 @@ def dry_penalties(tokens: Sequence[int], s: Sampling, words: Words | None) -> di
 
 
 class Plain:
-    """The chain of one request: `probabilities` of the next token, then `accept`."""
+    """The sampler chain of one request: `probabilities` of the next token, then `accept`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Plain:
         decay = min(max(s.adaptive_decay, 0.0), 0.99)
         self.decay = decay
         self.sum, self.count = s.adaptive_target / (1 - decay), 1 / (1 - decay)
-        self.before: dict[int, float] = {}  # probabilities before adaptive-p bent them
+        self.before: dict[int, float] = {}  # probabilities before adaptive-p changed them
 
     def accept(self, token: int, probs: dict[int, float]) -> None:
         self.tokens.append(token)

@@ -1,4 +1,4 @@
-"""Activated LoRAs: before their tokens a sequence is the model's own, with all that is known of it."""
+"""Activated LoRAs: the tokens before the invocation use the base model, and share its KV cells."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ def request(prompt: list[int], lora: dict[int, float], **options: object) -> Req
     )  # type: ignore[arg-type]
 
 
-def seen(result: Result) -> tuple[object, ...]:
+def output(result: Result) -> tuple[object, ...]:
     return result.tokens, result.probs
 
 
-def test_where_one_begins_to_work() -> None:
-    known = DefaultScales((0.0, 0.0, 0.0), (CALL, OTHER, ()))
+def test_activation_starts_at_the_invocation_tokens() -> None:
+    scales = DefaultScales((0.0, 0.0, 0.0), (CALL, OTHER, ()))
     for prompt, start in (([1, 7, 8, 2, 7, 8, 3], 3), ([1, 2, 7, 8], 1), ([7, 8], None), ([1, 7, 8], None)):
-        assert known.for_prompt({0: 1.0}, prompt) == (
+        assert scales.for_prompt({0: 1.0}, prompt) == (
             (1.0, 0.0, 0.0) if start is None else ActivatedScales((1.0, 0.0, 0.0), start)
         )
-    assert known.for_prompt({0: 1.0}, [8, 7, 1]) == () == known.for_prompt({}, [7, 8])
-    assert known.for_prompt({0: 1.0}, [5, 7, 8, 8]) == ()  # as llama-server, which looks at the last 8 only once
-    assert known.for_prompt({0: 1.0, 2: 0.5}, [1, 2, 3]) == (1.0, 0.0, 0.5)
+    assert scales.for_prompt({0: 1.0}, [8, 7, 1]) == () == scales.for_prompt({}, [7, 8])
+    assert scales.for_prompt({0: 1.0}, [5, 7, 8, 8]) == ()  # as llama-server, which looks at the last 8 only once
+    assert scales.for_prompt({0: 1.0, 2: 0.5}, [1, 2, 3]) == (1.0, 0.0, 0.5)
     with pytest.raises(InvalidRequest, match="multiple aLoRAs"):
-        known.for_prompt({0: 1.0, 1: 1.0}, [1, 7, 8, 9])
+        scales.for_prompt({0: 1.0, 1: 1.0}, [1, 7, 8, 9])
     assert ActivatedScales((1.0,), 2) != (1.0,) != ActivatedScales((1.0,), 3) != ActivatedScales((1.0,), 2)
 
 
 @pytest.mark.slow
-def test_what_stands_before_is_shared(llama: LoadedModel, files: tuple[Path, Path, Path]) -> None:
+def test_cells_before_the_invocation_are_shared(llama: LoadedModel, files: tuple[Path, Path, Path]) -> None:
     engine = llama.engine
     plain = ask(engine, request(TEXT, {}))
     called = ask(engine, request(CALLED, {0: 1.0}))
-    assert called.n_cached == len(TEXT) - 1, "what the model read itself; one token more is the adapter's"
+    assert called.n_cached == len(TEXT) - 1, "cells of the base model; one more token belongs to the adapter"
     again = ask(engine, request([*CALLED, 3], {0: 1.0}))
-    assert again.n_cached == len(CALLED), "and what was read with the adapter"
+    assert again.n_cached == len(CALLED), "and cells of the adapter"
     base = ask(engine, request(CALLED, {}))
     assert base.n_cached == len(TEXT) - 1 or base.n_cached == len(TEXT) + len(plain.tokens) - 1
     uncalled = ask(engine, request(TEXT, {0: 1.0}))
@@ -95,18 +95,18 @@ def test_what_stands_before_is_shared(llama: LoadedModel, files: tuple[Path, Pat
     found = [called, again, base, uncalled, other]
     with loaded(files, n_slots=1, n_batch=16, n_ubatch=16) as alone:
         for (prompt, lora), one in zip(asked, found, strict=True):
-            assert seen(ask(alone.engine, request(prompt, lora, cache_prompt=False))) == seen(one)
-    assert seen(uncalled) == seen(plain) and seen(called) != seen(base)
-    for cache_prompt in (False, True):  # side by side, and taking from each other and from memory what is of use
+            assert output(ask(alone.engine, request(prompt, lora, cache_prompt=False))) == output(one)
+    assert output(uncalled) == output(plain) and output(called) != output(base)
+    for cache_prompt in (False, True):  # concurrently, reusing each other's cells and those in the prompt cache
         for order in (1, -1):
             clients = [
                 send(engine, request(p, lora, cache_prompt=cache_prompt)) for p, lora in [*asked, *asked][::order]
             ]
-            right = [seen(one) for one in [*found, *found][::order]]
-            assert [seen(client.result) for client in clients] == right, (cache_prompt, order)
+            right = [output(one) for one in [*found, *found][::order]]
+            assert [output(client.result) for client in clients] == right, (cache_prompt, order)
 
 
-def test_what_is_dropped_moves_the_place() -> None:
+def test_context_shift_moves_the_activation_start() -> None:
     for start, n_keep, n_discard, moved in ((20, 4, 8, 12), (10, 4, 8, 4), (3, 4, 8, 3), (6, 0, 8, 0)):
         slot = Slot(0, 64)
         slot.length, slot.scales = 40, ActivatedScales((1.0,), start)
@@ -115,7 +115,7 @@ def test_what_is_dropped_moves_the_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_slot_file_of_one_is_not_taken_for_another(llama: LoadedModel, tmp_path: Path) -> None:
+def test_slot_file_saved_with_an_activated_lora_is_refused(llama: LoadedModel, tmp_path: Path) -> None:
     ask(llama.engine, request(CALLED, {0: 1.0}, id_slot=0))
     llama.engine.save_slot(0, tmp_path / "slot").result(GUARD)
     with pytest.raises(SlotFileError):

@@ -1,4 +1,4 @@
-"""Chats with real graphs of models that remember windows or states: each turn reads what is new, with the same bits."""
+"""Chats on real graphs with windows or states: each turn evaluates only new tokens, with the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .fake import FakeTokenizer, ask, new_engine
 from .test_snapshots import CONTROL, Chat, shared
 
 MODELS = {"gemma3": True, "granitehybrid": True, "qwen3next": False}
-"""Whether thoughts are dropped from what was said before."""
+"""True for models whose template drops the reasoning of earlier turns."""
 N_TURNS = 20
 
 
@@ -76,8 +76,10 @@ def req(prompt: list[int], **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_twenty_turns(path: Path, jit: Jit, plain: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Half of them after a restart, with another chat in between, and a slot that goes over a file."""
+def test_each_of_twenty_turns_evaluates_only_new_tokens(
+    path: Path, jit: Jit, plain: Server, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Half of the turns follow a restart; another chat runs in between, and one slot is saved and restored."""
     thinks = MODELS[request.node.callspec.params["path"]]
     chat, other = Chat(1, thinks=thinks, head=100), Chat(2, thinks=not thinks, head=100)
     server = Server(path, jit, tmp_path / "cache")

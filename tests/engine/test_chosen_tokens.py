@@ -1,4 +1,4 @@
-"""Models that choose what they see, or what they are: the same answers in turns, from saved slots, without a worker."""
+"""Models that select tokens or experts: the same answers over turns, from saved slots, and after a loss."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
+def test_turns_and_restored_slots_match_full_evaluation(start: Open, tmp_path: Path) -> None:
     runner = start()
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512, cache_ram=-1))
     alone = Engine(start(), TOKENIZER, EngineOptions(n_slots=1, n_ctx=512))
@@ -68,12 +68,12 @@ def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
             assert found.n_cached >= n_cached
             return found.tokens
 
-        said = text(4, 190)
-        first = check(said, 0, id_slot=0)
-        turn = [*said, *first, 7, 8, 9]
+        prompt = text(4, 190)
+        first = check(prompt, 0, id_slot=0)
+        turn = [*prompt, *first, 7, 8, 9]
         check(turn, 190, id_slot=0)
-        # A state is kept where it was known that it would be wanted.
-        check(said[:150] + text(5, 20), 0 if runner.memory.has_states else 100, id_slot=1)
+        # States exist only at positions where a checkpoint was expected to be useful.
+        check(prompt[:150] + text(5, 20), 0 if runner.memory.has_states else 100, id_slot=1)
         check([*turn, 10], 190, id_slot=2)
         engine.save_slot(2, tmp_path / "a").result(60)
         engine.erase_slot(0).result(60)
@@ -85,8 +85,8 @@ def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
-    """Layers lie on two devices, and one dies twice in the middle of answers."""
+def test_losing_a_worker_does_not_change_answers(path: Path, start: Open, jit: Jit) -> None:
+    """Layers lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
     engine = Engine(start(), TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
@@ -94,15 +94,15 @@ def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
     with GGUFFile.open(path) as file:
         n = load_model(file).hparams.n_layer
     placement = Placement((1,) * (n // 2) + (2,) * (n - n // 2), 2)
-    home = test_restore.House(path, placement, jit, **SIZES)
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
+    cluster = test_restore.Cluster(path, placement, jit, **SIZES)
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
-        for n_said in (3, 20):
-            until(lambda n=n_said: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
-            home.device(1).die()
+        for n_tokens in (3, 20):
+            until(lambda n=n_tokens: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            cluster.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()

@@ -1,4 +1,4 @@
-"""Limited answers in the engine's loop: when masks are asked for, and what a failing one ends."""
+"""Constrained decoding in the engine's loop: timing of masks, and failing constraints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fake import FakeForward, FakeTokenizer, ask, send
 
 
 class Async(FakeForward):
-    """Computes on another thread; `log` gets what happens when. `asked`: is waited for before a batch is done."""
+    """Computes on another thread and logs events to `log`; each batch waits for `asked`, if it is set."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Async(FakeForward):
 
 
 class Evens:
-    """Allows even tokens only, and only `n` of them; then it fails."""
+    """Allows even tokens only, and fails after `n` of them."""
 
     def __init__(self, log: list[str], n: int = 1000, where: str = "mask") -> None:
         self.log, self.n, self.where = log, n, where
@@ -96,16 +96,16 @@ def req(constraint: Any, seed: int = 7, n_predict: int = 6) -> Request:
     )
 
 
-def test_masks_are_made_while_devices_compute(engine: Engine, log: list[str]) -> None:
+def test_masks_are_computed_while_devices_compute(engine: Engine, log: list[str]) -> None:
     constraint, forward = Evens(log), engine._forward
     assert isinstance(forward, Async)
     constraint.asked = forward.asked = threading.Semaphore(0)
     result = ask(engine, req(constraint))
     assert all(token % 2 == 0 and token for token in result.tokens)
-    assert log == ["start", "mask", "land"] * 6, "the first while the prompt is read"
+    assert log == ["start", "mask", "land"] * 6, "the first during prefill"
 
 
-def test_every_answer_has_its_own_state(engine: Engine, log: list[str]) -> None:
+def test_each_answer_has_its_own_matcher(engine: Engine, log: list[str]) -> None:
     constraint = Evens(log)
     clients = [send(engine, req(constraint, seed)) for seed in range(3)]
     answers = [client.result.tokens for client in clients]
@@ -115,8 +115,8 @@ def test_every_answer_has_its_own_state(engine: Engine, log: list[str]) -> None:
 
 @pytest.mark.parametrize("where", ["mask", "accept"])
 @pytest.mark.parametrize("n", [0, 3])
-def test_one_that_fails(engine: Engine, log: list[str], where: str, n: int) -> None:
-    """Its answer ends with a word on why; the others are as they are."""
+def test_failing_constraint_fails_only_its_request(engine: Engine, log: list[str], where: str, n: int) -> None:
+    """The answer ends with the error; the other answers are unchanged."""
     expected = ask(engine, req(None)).tokens
     clients = [send(engine, req(None)), send(engine, req(Evens(log, n, where))), send(engine, req(Evens(log)))]
     bad = clients[1].wait().events[-1]

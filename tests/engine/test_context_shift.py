@@ -1,4 +1,4 @@
-"""A full context drops its older half: the answer is that of a plain loop that rebuilds the prompt itself."""
+"""Context shift: a full context drops its older half, as in a plain loop that rebuilds the prompt."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from llamado.models import load_model
 
 from .conftest import OpenModel
 from .fake import Client, FakeForward, FakeTokenizer, ask, send
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 
 def last_row(forward: Forward, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Logits behind a sequence that is computed from its first token on."""
+    """Return the logits after a sequence that is computed from its first token."""
     return feed_sequence(forward, tokens)
 
 
 def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) -> list[int]:
-    """The answer, every token from nothing; a full window loses `n_discard` tokens behind the first `n_keep`."""
+    """Return the answer computed from scratch; a full window loses `n_discard` tokens after `n_keep`."""
     prompt, window, answer = request.prompt, [*request.prompt], list[int]()
     assert request.params.sampling.seed is not None
     sampler = Sampler(request.params.sampling, SamplerSetup(forward.n_vocab, [0]), seed=request.params.sampling.seed)
@@ -84,14 +84,14 @@ def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
     st.booleans(),
     st.booleans(),
 )
-def test_as_a_plain_loop(
+def test_shifted_answers_equal_a_plain_loop(
     seed: int, n_ctx: int, n_keep: int, n_discard: int, max_batch: int, bos: bool, drafting: bool
 ) -> None:
-    """Whatever is kept and dropped, alone or with neighbors that lose cells to each other, with drafts and without."""
+    """Any `n_keep` and `n_discard`, with neighbors that compete for cells, with and without draft tokens."""
     rng = random.Random(seed)
     tokenizer = FakeTokenizer()
     tokenizer.add_bos = bos
-    # few tokens, so that drafts are right now and then; fewer cells than three slots would fill
+    # few tokens, so that some drafts are right; fewer cells than three full slots need
     with closing(
         Engine(
             FakeForward(512, n_vocab=5, max_batch=max_batch),
@@ -119,8 +119,8 @@ def test_as_a_plain_loop(
 @pytest.mark.slow
 @pytest.mark.parametrize("n_keep", [0, 1, 5, -1])
 @pytest.mark.parametrize("bos", [False, True])
-def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
-    """One token more is kept of a vocabulary that begins sequences with one, unless all of the prompt is."""
+def test_bos_token_is_kept(bos: bool, n_keep: int) -> None:
+    """A vocabulary that starts sequences with BOS keeps one more token, unless the whole prompt is kept."""
     request = req([4, 3, 2, 1, 3, 2, 4, 1], 80, n_keep=n_keep)
     expected = plain(FakeForward(), request, 24, bos=bos)
     assert expected != plain(FakeForward(), request, 24, bos=not bos)
@@ -131,8 +131,8 @@ def test_a_beginning_token_is_kept(bos: bool, n_keep: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_rule_of_llama_server() -> None:
-    """llama-server b11434 with `-c 256 --context-shift`: 6 tokens of prompt and 1,000 predicted leave 243 cached."""
+def test_shift_leaves_as_many_cached_tokens_as_llama_server() -> None:
+    """llama-server b11434 with `-c 256 --context-shift`: 6 prompt and 1,000 predicted tokens leave 243 cached."""
     with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=256, context_shift=True))) as engine:
         result = ask(engine, req([1, 2, 3, 4, 5, 6], 1000))
         assert (result.n_predicted, result.n_tokens_cached, result.truncated) == (1000, 243, True)
@@ -140,7 +140,7 @@ def test_the_rule_of_llama_server() -> None:
         assert not short.truncated
 
 
-def test_prompts_must_fit_even_so() -> None:
+def test_prompts_must_fit_the_context_despite_shifting() -> None:
     with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=32, context_shift=True))) as engine:
         with pytest.raises(ContextExceeded):
             engine.submit(req([1] * 32, 4), Client())
@@ -150,17 +150,17 @@ def test_prompts_must_fit_even_so() -> None:
         assert ask(engine, full).tokens == plain(FakeForward(), full, 32)
 
 
-def test_what_follows_reuses_what_is_left() -> None:
-    """The slot holds the shifted sequence afterwards, no more and no less."""
+def test_next_request_reuses_the_shifted_sequence() -> None:
+    """Afterwards the slot holds exactly the shifted sequence."""
     with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=64, context_shift=True))) as engine:
         request = req(list(range(1, 21)), 100, n_keep=10)
         answer = ask(engine, request).tokens
         again = ask(engine, req(list(range(1, 21)), 5))
-        assert again.n_cached == 10, "the prompt's first tokens were kept, those behind them are others now"
+        assert again.n_cached == 10, "the prompt's first tokens were kept, later ones were replaced"
         assert again.tokens == answer[:5]
 
 
-def test_no_end_in_sight_can_be_cancelled() -> None:
+def test_endless_answer_can_be_cancelled() -> None:
     with closing(Engine(FakeForward(), FakeTokenizer(), EngineOptions(n_ctx=16, context_shift=True))) as engine:
         client = send(engine, req([1, 2], -1))
         while len(client.events) < 100:
@@ -183,8 +183,8 @@ def forward(open_model: OpenModel, path: Path) -> ModelRunner:
 
 
 @pytest.mark.slow
-def test_a_real_model(forward: ModelRunner) -> None:
-    """Three shifts, bit for bit; a draw from the whole vocabulary would show a logit's last bit."""
+def test_real_model_shifts_bit_for_bit(forward: ModelRunner) -> None:
+    """Three shifts, bit for bit; sampling from the whole vocabulary would reveal a difference in a logit's last bit."""
     request = req(list(range(40, 60)), 100, n_keep=8)
     expected = plain(forward, request, 48)
     with closing(
@@ -201,8 +201,10 @@ def test_a_real_model(forward: ModelRunner) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [30, 31])
-def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Just before the context is shifted, and while it is read again."""
+def test_losing_a_worker_around_a_shift_does_not_change_the_answer(
+    tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """The worker fails just before the context is shifted, and while the shifted context is evaluated again."""
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:
@@ -210,21 +212,21 @@ def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch
         request = req(list(range(40, 70)), 60)
         expected = plain(alone, request, 60)
         alone.close()
-    home = House(path, TWO, jit, n_cells=512, max_batch=16)
+    cluster = Cluster(path, TWO, jit, n_cells=512, max_batch=16)
     tokenizer = FakeTokenizer(dict.fromkeys(range(300), b"x"))
-    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, n_ctx=60, context_shift=True))
+    engine = Engine(cluster.forward, tokenizer, EngineOptions(n_slots=2, n_ctx=60, context_shift=True))
     n_tokens = 0
 
     def die(event: object) -> None:
         nonlocal n_tokens
         n_tokens += 1
         if n_tokens == after:
-            home.device(1).die()
+            cluster.device(1).die()
 
     try:
         assert send(engine, request, die).result.tokens == expected
-        assert home.asked == ["RPC1"]
+        assert cluster.asked == ["RPC1"]
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()

@@ -1,4 +1,4 @@
-"""Control vectors: what is added, to which layers, and what their files must be."""
+"""Control vectors: their effect on answers, the layers they apply to, and the checks of their files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(model: Path, *control: tuple[Path, float], layers: tuple[int, int] = 
 
 
 @pytest.mark.slow
-def test_what_is_steered(model: Path, tmp_path: Path) -> None:
+def test_control_vectors_change_answers_and_cell_kinds(model: Path, tmp_path: Path) -> None:
     one, two = (make_control(tmp_path / f"{i}.gguf", 256, (1, 2, 3), size=0.5, seed=i) for i in range(2))
     plain, steered = answer(model), answer(model, (one, 1.0))
     assert steered != plain
@@ -41,7 +41,7 @@ def test_what_is_steered(model: Path, tmp_path: Path) -> None:
     assert len({str(one) for one in found}) == len({one[2] for one in found}) == 6  # type: ignore[index]
 
 
-def test_files_that_are_none(model: Path, tmp_path: Path) -> None:
+def test_invalid_control_vector_files_are_refused(model: Path, tmp_path: Path) -> None:
     for path, reason in (
         (make_control(tmp_path / "narrow.gguf", 64, (1,)), "directions of this model are F32, 256"),
         (make_control(tmp_path / "first.gguf", 256, (0, 1)), "direction.0' is not part"),

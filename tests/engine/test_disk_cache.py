@@ -1,4 +1,4 @@
-"""Sequences on disk: they survive the engine, others find them, and what is damaged there is never used."""
+"""The disk cache: sequences survive the engine, other servers find them, and damaged files are never used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCK = 256
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clock decides what these tests see."""
+    """Make reading always pay, so that tests do not depend on the clock."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
     monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
@@ -81,13 +81,13 @@ def files(path: Path) -> list[Path]:
     return sorted((path / "cache").iterdir())
 
 
-def known(disk: DiskCache) -> int:
+def n_blocks(disk: DiskCache) -> int:
     return sum(map(len, disk._children.values()))
 
 
 @pytest.mark.slow
-def test_a_chat_goes_on_after_a_restart(start: Start, plain: Plain, tmp_path: Path) -> None:
-    """Each of its turns reads what is new, the first one after the restart, too; and so a second time."""
+def test_chats_continue_from_disk_after_a_restart(start: Start, plain: Plain, tmp_path: Path) -> None:
+    """Each turn evaluates only new tokens, also the first one after each of two restarts."""
     chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
     for life in range(3):
         engine, disk = start(n_slots=2)
@@ -106,13 +106,13 @@ def test_a_chat_goes_on_after_a_restart(start: Start, plain: Plain, tmp_path: Pa
     found = [block for block in map(read_head, files(tmp_path)) if not block.is_tail]
     grown = chats[1].last[:-1]
     found = [block for block in found if grown[block.start : block.end] == block.tokens.tolist()]
-    assert len(found) == -(-len(grown) // BLOCK), "what grew is there once"
+    assert len(found) == -(-len(grown) // BLOCK), "blocks of a growing sequence are stored once"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid", "states"], indirect=True)
-def test_what_falls_out_of_memory(start: Start, plain: Plain) -> None:
-    """Any conversations at all, of which memory holds about one."""
+def test_sequences_evicted_from_memory_come_back_from_disk(start: Start, plain: Plain) -> None:
+    """Random conversations, of which memory holds about one."""
     engine, disk = start()
     assert engine._sequence_cache.store is not None
     memory = engine._sequence_cache.memory
@@ -121,15 +121,15 @@ def test_what_falls_out_of_memory(start: Start, plain: Plain) -> None:
     assert disk.counters.hits > 0 and disk.counters.failures == 0
 
 
-def test_two_share_a_folder(start: Start, plain: Plain) -> None:
-    """Who has never seen a conversation finds what another one wrote, and of what both have there is one file."""
+def test_two_servers_share_a_folder(start: Start, plain: Plain) -> None:
+    """A server finds blocks that another one wrote, and blocks they both have are stored once."""
     one, disk = start()
     other, others = start()
     head = tokens(1, 600)
     for i in range(2):
         ask(one, req([*head, i], 1))
     one.close()
-    assert disk.counters.writes and until(lambda: known(others) == disk.counters.files)
+    assert disk.counters.writes and until(lambda: n_blocks(others) == disk.counters.files)
     prompt = [*head, 5, 6]
     result = ask(other, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached >= 600 - NEAR
@@ -141,7 +141,9 @@ def test_two_share_a_folder(start: Start, plain: Plain) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("how", first_of(["payload", "header", "cut", "gone", "start", "late", "empty", "noise"], 4))
-def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_files_are_removed_and_not_used(
+    start: Start, plain: Plain, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, _ = start()
     prompt = tokens(2, 700)
     ask(engine, req(prompt, 1))
@@ -156,8 +158,8 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
             case "header":
                 data[rng.randrange(90)] ^= 1
             case "start":
-                data[20] ^= 1  # tokens before it
-            case "late":  # the tail and the first cells are there
+                data[20] ^= 1  # hash of the tokens before it
+            case "late":  # the tail and the first cells are intact
                 data[-1] ^= path.suffix == ".cells" and read_head(path).start > BLOCK
             case "cut":
                 del data[-1 - head // 2 :]
@@ -180,10 +182,10 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
-def test_numbers_that_are_none_are_not_used(
+def test_cells_with_nan_are_not_used(
     start: Start, plain: Plain, layers: Layers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file may be whole and yet hold what a model cannot have computed."""
+    """An intact file may hold values that a model cannot have computed."""
     engine, _ = start()
     prompt = tokens(2, 700)
     ask(engine, req(prompt, 1))
@@ -198,7 +200,7 @@ def test_numbers_that_are_none_are_not_used(
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are Unix's")
 @pytest.mark.parametrize("mode", [0o700, 0o740, 0o701])
-def test_a_folder_that_others_may_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+def test_folder_readable_by_other_users_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
     check_folder(tmp_path / "cache")
@@ -207,7 +209,7 @@ def test_a_folder_that_others_may_read_is_named(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("what", ["model", "numerics", "memory", "adapters"])
-def test_others_never_match(start: Start, layers: Layers, what: str) -> None:
+def test_files_of_another_model_or_setting_never_match(start: Start, layers: Layers, what: str) -> None:
     engine, _ = start()
     prompt = tokens(3, 300)
     ask(engine, req(prompt, 1))
@@ -219,8 +221,10 @@ def test_others_never_match(start: Start, layers: Layers, what: str) -> None:
     assert ask(engine, req(prompt, 5)).n_cached == 0 and disk.counters.failures == disk.counters.hits == 0
 
 
-def test_devices_that_do_not_say_what_they_are(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing of theirs is written, and what others wrote is not theirs."""
+def test_devices_without_numerics_do_not_use_the_cache(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their sequences are not written, and they do not use files that other devices wrote."""
     prompt = tokens(3, 300)
     for numerics in (None, "made up", None):
         forward = new((ALL,), n_cells=8192)
@@ -235,13 +239,15 @@ def test_devices_that_do_not_say_what_they_are(start: Start, tmp_path: Path, cap
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("after", ["made up", "others", None])
-def test_another_device_in_the_place_of_one(start: Start, layers: Layers, plain: Plain, after: str | None) -> None:
-    """What a device computed, in memory and on disk, is not taken for the work of one whose bits may differ."""
+def test_replacing_a_device_invalidates_its_cells(
+    start: Start, layers: Layers, plain: Plain, after: str | None
+) -> None:
+    """Cells that a device computed, in memory and on disk, are not reused by a device whose bits may differ."""
     forward = new(layers, FragileForward, seed=1, n_cells=8192)
     assert isinstance(forward, FragileForward)
     engine, _ = start(forward)
     prompts = [tokens(seed, 300) for seed in (3, 4, 5)]
-    for prompt in prompts[:2]:  # the first one goes into memory
+    for prompt in prompts[:2]:  # the first one moves to the prompt cache
         ask(engine, req(prompt, 1))
 
     def replaced() -> None:
@@ -264,7 +270,7 @@ def test_another_device_in_the_place_of_one(start: Start, layers: Layers, plain:
 
 
 def sequence(seed: int, n: int, tails: tuple[int, ...] = ()) -> StoredSequence:
-    """Of three bytes a cell, and 100 a tail."""
+    """Return a sequence with three bytes per cell and 100 per tail."""
     numbers = np.random.default_rng(seed).integers(1, 97, n).astype(np.int32)
     cells = [(m, np.full(3 * m, seed % 97, np.uint8)) for m in [BLOCK] * (n // BLOCK) + [n % BLOCK] if m]
     return StoredSequence(numbers, (), cells, {t: np.full(100, t % 97, np.uint8) for t in tails}, 7 * n)
@@ -276,7 +282,7 @@ def cache(path: Path, limit: int = 1 << 30) -> DiskCache:
     return DiskCache(path / "cache", limit, forward.cell_kind, lambda: "")
 
 
-def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
+def test_least_recently_used_sequences_are_evicted(tmp_path: Path) -> None:
     disk = cache(tmp_path, 30_000)
     stored = [sequence(seed, 1000) for seed in range(8)]
     for one in stored:
@@ -295,12 +301,12 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 30_000
 
 
-def test_the_writing_thread_waits_for_all_that_finish_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_writes_all_given_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = cache(tmp_path)
     put = disk.put
 
     def late(stored: StoredSequence) -> None:
-        """Give the writing thread time to see that the cache closes and nothing waits."""
+        """Give the writing thread time to see that the cache is closing and its queue is empty."""
         disk._thread.join(0.05)
         put(stored)
 
@@ -309,7 +315,7 @@ def test_the_writing_thread_waits_for_all_that_finish_is_given(tmp_path: Path, m
     assert len(files(tmp_path)) == 8
 
 
-def test_the_end_of_a_sequence_goes_before_its_beginning(tmp_path: Path) -> None:
+def test_end_of_a_sequence_is_evicted_before_its_beginning(tmp_path: Path) -> None:
     disk = cache(tmp_path, 20_000)
     long, other = sequence(1, 2000), sequence(2, 1200)
     for one in (long, other):
@@ -319,8 +325,8 @@ def test_the_end_of_a_sequence_goes_before_its_beginning(tmp_path: Path) -> None
     assert chain is not None and 500 < chain.n < 2000 and [b.start for b in chain.blocks][:2] == [0, BLOCK]
 
 
-def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
-    """Of a sequence that is written as it grows: those at its end, and as many before as its cells take room."""
+def test_tails_take_about_as_much_space_as_cells(tmp_path: Path) -> None:
+    """A growing sequence keeps the tails at its end, and as many earlier ones as take up the space of its cells."""
     disk, other = cache(tmp_path), sequence(2, 500, (250, 500))
     disk.put(other)
     whole = sequence(1, 1200)
@@ -335,13 +341,13 @@ def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
         chain = disk.find(whole.tokens[:n], (), min, True)
         assert chain is not None and chain.n == n
     found_other = disk.find(other.tokens, (), min, True)
-    assert found_other is not None and found_other.n == 500  # another sequence's are left alone
+    assert found_other is not None and found_other.n == 500  # tails of another sequence stay
     disk.finish([], 5)
     assert sum(path.suffix == ".tail" for path in files(tmp_path)) == 4 + 3 + 2
 
 
-def test_a_tail_is_of_use_to_its_own_sequence_alone(tmp_path: Path) -> None:
-    """Behind the same block two sequences go on: one has cells there, the other a tail."""
+def test_a_tail_serves_only_its_own_sequence(tmp_path: Path) -> None:
+    """Two sequences continue after the same block: one has cells there, the other a tail."""
     disk = cache(tmp_path)
     mine, other = sequence(1, BLOCK + 100), sequence(2, BLOCK + 60, (BLOCK + 60,))
     other.tokens[:BLOCK] = mine.tokens[:BLOCK]
@@ -360,8 +366,8 @@ def test_a_tail_is_of_use_to_its_own_sequence_alone(tmp_path: Path) -> None:
     assert [found(one, min) for one in (mine, other)] == [BLOCK, BLOCK + 60]
 
 
-def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be written is not there, nothing is left of it, and the rest goes on."""
+def test_full_disk_is_logged_and_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A block that cannot be written leaves no file, and the cache continues."""
     disk = cache(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
@@ -392,7 +398,7 @@ for seed in range(100_000):
 
 
 @pytest.mark.slow
-def test_killed_while_writing(tmp_path: Path) -> None:
+def test_kill_while_writing_leaves_only_intact_files(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, tests], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
@@ -405,18 +411,18 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         else:
             read_data(read_head(path))
     disk = cache(tmp_path)
-    until(lambda: known(disk) > 40)
+    until(lambda: n_blocks(disk) > 40)
     assert disk.counters.failures == 0 and not [path for path in files(tmp_path) if path.suffix == blocks.PART]
     disk.finish([], 1)
 
 
-def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+def test_unusable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(DiskCacheUnusable, match="--cache-disk"):
         cache(tmp_path)
 
 
-def test_odd_files_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     disk = cache(tmp_path)
     disk.finish([sequence(1, 300)], 5)
     first = files(tmp_path)[0]
@@ -424,12 +430,12 @@ def test_odd_files_are_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cache" / first.name.replace(first.name[-10], "x"))
     (tmp_path / "cache" / ("0" * 16 + "-" + "1" * 32 + ".cells")).symlink_to("/dev/zero")
     again = cache(tmp_path)
-    until(lambda: known(again) == 2)
+    until(lambda: n_blocks(again) == 2)
     again.finish([], 1)
     assert (tmp_path / "cache" / "notes.txt").read_text() == "mine"
 
 
-def test_blocks_of_any_pieces() -> None:
+def test_regroup_splits_pieces_into_blocks() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 256, (50, 3), np.uint8), rng.integers(0, 256, (50, 2), np.uint8)
 
@@ -443,7 +449,7 @@ def test_blocks_of_any_pieces() -> None:
     assert [n for n, data in regroup(pieces, [], 20) if not data.size] == [20, 20, 10]
 
 
-def test_a_file_is_what_its_name_says(tmp_path: Path) -> None:
+def test_file_under_another_name_is_refused(tmp_path: Path) -> None:
     text = np.arange(9, dtype=np.int32)
     name = blocks.name_of(b"p" * 16, text, False)
     block = write_block(blocks.path_of(tmp_path, "f", name, False), b"p" * 16, 3, text, False, np.arange(5, dtype="u1"))
@@ -456,8 +462,10 @@ def test_a_file_is_what_its_name_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
-def test_while_it_comes_from_disk(start: Start, layers: Layers, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on, begin alike, are cancelled; and devices die."""
+def test_requests_run_while_a_sequence_is_read_from_disk(
+    start: Start, layers: Layers, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile other requests run, share the prefix and are cancelled, and a device fails."""
     engine, _ = start(n_slots=2)
     prompt = tokens(4, 2000)
     ask(engine, req(prompt, 1))

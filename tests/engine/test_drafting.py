@@ -1,4 +1,4 @@
-"""Drafted tokens: proposed from what was said, kept only where they are right, and never seen in an answer."""
+"""Draft tokens: proposed from earlier text, kept only if they are right, and invisible in answers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
 MOST = 16
 
 
-def proposed(kind: DraftKind | Drafter, said: list[int], most: int = MOST, ahead: Sequence[int] = ()) -> list[int]:
+def proposed(kind: DraftKind | Drafter, history: list[int], most: int = MOST, ahead: Sequence[int] = ()) -> list[int]:
     drafter = kind.drafter() if isinstance(kind, DraftKind) else kind
-    tokens, marks = drafter.propose(said, ahead, most)
+    tokens, marks = drafter.propose(history, ahead, most)
     assert len(tokens) == len(marks) <= most
     return tokens
 
@@ -47,28 +47,28 @@ def proposed(kind: DraftKind | Drafter, said: list[int], most: int = MOST, ahead
 # -- the sources -------------------------------------------------------------------------------------------------------
 
 
-def test_what_followed_the_longest_end_is_proposed() -> None:
+def test_tokens_after_the_longest_matching_suffix_are_proposed() -> None:
     assert proposed(Suffix(), [1, 2, 3, 4, 5, 6, 1, 2, 3])[:3] == [4, 5, 6]
-    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 1, 2])[:2] == [3, 5]  # the last time counts
-    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 7, 1, 2])[:1] == [9]  # and more so what agrees for longer
+    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 1, 2])[:2] == [3, 5]  # the latest occurrence wins
+    assert proposed(Suffix(), [7, 1, 2, 9, 8, 1, 2, 3, 5, 7, 1, 2])[:1] == [9]  # and a longer match beats a later one
     assert proposed(Suffix(), [1, 2, 3, 4]) == []
     assert proposed(Suffix(), [5]) == [] and proposed(Suffix(), [5, 6, 5], most=0) == []
-    assert proposed(Suffix(), [1, 2, 3, 1, 2, 3, 1]) == ([2, 3, 1] * 6)[:MOST]  # a loop goes round and round
+    assert proposed(Suffix(), [1, 2, 3, 1, 2, 3, 1]) == ([2, 3, 1] * 6)[:MOST]  # a loop repeats
 
 
-def test_what_is_ahead_counts_as_said() -> None:
-    said = [random.Random(3).randrange(5) for _ in range(300)]
+def test_pending_drafts_count_as_history() -> None:
+    history = [random.Random(3).randrange(5) for _ in range(300)]
     kind = NgramCache()
     drafter = kind.drafter()
     for n in range(20, 290):
-        first = proposed(drafter, said[:n], 1)
-        assert proposed(drafter, said[:n], 1, first) == proposed(kind, [*said[:n], *first], 1) or not first
+        first = proposed(drafter, history[:n], 1)
+        assert proposed(drafter, history[:n], 1, first) == proposed(kind, [*history[:n], *first], 1) or not first
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 4, [3]) == [4, 5, 1, 2]
     assert proposed(Suffix(), [9, 1, 2, 3, 4, 5, 1, 2], 2, [7, 9]) == [1, 2]
     assert proposed(Suffix(), [1, 1, 1], 4, [1, 1, 1, 1]) == [1, 1, 1, 1]
 
 
-def test_an_automaton_finds_what_searching_finds() -> None:
+def test_suffix_automaton_equals_a_search() -> None:
     for seed in range(4):
         random_ = random.Random(seed)
         text = [random_.randrange(2 + seed) for _ in range(90)]
@@ -84,29 +84,29 @@ def test_an_automaton_finds_what_searching_finds() -> None:
                 assert longest > 24 or automaton.last_end[state] == max(ends[n])
 
 
-def test_a_sequence_that_grows_is_remembered_as_it_grew() -> None:
-    said = [random.Random(3).randrange(5) for _ in range(200)]
+def test_a_growing_sequence_is_indexed_incrementally() -> None:
+    history = [random.Random(3).randrange(5) for _ in range(200)]
     grown = Suffix().drafter()
     for n in range(1, 200):
-        assert proposed(grown, said[:n]) == proposed(Suffix(), said[:n])
+        assert proposed(grown, history[:n]) == proposed(Suffix(), history[:n])
     grown.forget()
     assert proposed(grown, [1, 2, 3, 1, 2])[:1] == [3]
 
 
-def test_what_others_said_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_other_requests_are_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Suffix()
     first = kind.drafter()
     first.end([9, 8, 1, 2, 3, 4, 5, 6], 2)
-    kind.drafter().end([7, 7, 7], 3)  # nothing was said
+    kind.drafter().end([7, 7, 7], 3)  # it generated nothing
     second = kind.drafter()
-    assert proposed(second, [5, 9, 1, 2, 3]) == [4, 5, 6]  # and not what the next answer begins with
+    assert proposed(second, [5, 9, 1, 2, 3]) == [4, 5, 6]  # but not the start of the next answer
     assert proposed(Suffix(shared=False), [5, 9, 1, 2, 3]) == []
     kind.drafter().end([0, 1, 2, 3, 11, 12], 1)
     assert proposed(second, [5, 9, 1, 2, 3]) == [11, 12]
     monkeypatch.setattr("llamado.engine.drafts.suffix._TOKENS", 8)
     for n in range(100, 160, 3):
         kind.drafter().end([n, n + 1, n + 2], 0)
-    assert proposed(second, [5, 9, 1, 2, 3]) == []  # the oldest is gone
+    assert proposed(second, [5, 9, 1, 2, 3]) == []  # the oldest was evicted
     assert proposed(second, [5, 9, 1, 2, 3, 157, 158]) == [159]
 
 
@@ -125,9 +125,9 @@ def test_ngram_names_select_the_suffix_drafter_once(tmp_path: Path) -> None:
     assert sources("suffix", lookup_static=str(path)) == ["suffix"] and sources() == []
 
 
-def test_ngram_cache(tmp_path: Path) -> None:
+def test_ngram_cache_proposes_from_history_and_files(tmp_path: Path) -> None:
     assert proposed(NgramCache(), [1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3, 4, 5, 1]
-    assert proposed(NgramCache(), [1, 2, 3, 9, 2, 5, 2]) == []  # 2 is followed by both as often
+    assert proposed(NgramCache(), [1, 2, 3, 9, 2, 5, 2]) == []  # 2 is followed by both equally often
 
     def entry(key: Sequence[int], followed: dict[int, int]) -> list[int]:
         return [*key, *[-1] * (4 - len(key)), len(followed), *(n for item in followed.items() for n in item)]
@@ -148,18 +148,18 @@ def test_ngram_cache(tmp_path: Path) -> None:
 # -- what is worth its time --------------------------------------------------------------------------------------------
 
 
-def test_chances_are_learnt_by_mark() -> None:
+def test_acceptance_rates_are_learned_by_mark() -> None:
     common = AcceptanceRates(lambda mark: 0.5)
     one = AcceptanceRates(common)
     for _ in range(50):
         one.note(1, True)
         one.note(0, False)
     assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
-    assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence begins with it
+    assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence starts with the common rates
     assert list(one.all_accepted([2, 2], 0.5)) == [0.25, 0.125]
 
 
-def test_what_was_drafted_is_judged_in_order() -> None:
+def test_draft_tokens_are_verified_in_order() -> None:
     ahead = PendingDraft()
     first, second = Draft(0, [1, 2], [0, 0]), Draft(1, [3], [0])
     ahead.add(first)
@@ -185,12 +185,12 @@ def test_accepted_tokens_are_counted_by_position(tokens: list[int]) -> None:
     assert not followed.ahead.judged
 
 
-company_time = [0.0]
+batch_clock = [0.0]
 
 
-def company(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed: float, each: float) -> list[bool]:
-    """Runs 2,000 batches of so many sequences; `rate` gives tokens per second with drafts and without."""
-    now, owed, drafted = company_time[-1], 0.0, []
+def run_batches(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed: float, each: float) -> list[bool]:
+    """Run 2,000 batches of `n_generating` sequences; `rate` gives tokens per second with and without drafts."""
+    now, owed, drafted = batch_clock[-1], 0.0, []
     for i in range(2000):
         drafting = cost.drafts(n_generating)
         drafted.append(drafting)
@@ -200,35 +200,35 @@ def company(cost: Cost, n_generating: int, rate: Callable[[bool], float], fixed:
         owed += rate(drafting) * seconds
         cost.note(n_generating, n, seconds, int(owed), now)
         owed -= int(owed)
-    company_time.append(now)
+    batch_clock.append(now)
     return drafted
 
 
-def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
+def test_a_token_is_worth_more_if_batches_wait_for_the_network() -> None:
     waiting, working = Cost(), Cost()
     for _ in range(3):
-        company(waiting, 1, lambda drafting: 100.0 if drafting else 20.0, 0.05, 0.0002)
-        company(working, 1, lambda drafting: 1000.0 if drafting else 500.0, 0.001, 0.004)
+        run_batches(waiting, 1, lambda drafting: 100.0 if drafting else 20.0, 0.05, 0.0002)
+        run_batches(working, 1, lambda drafting: 1000.0 if drafting else 500.0, 0.001, 0.004)
     assert min(waiting.least_gain(1) for _ in range(5)) < 0.1
-    assert min(waiting.least_gain(1, 0.05) for _ in range(5)) > 0.1  # a model that takes its time is worth less
+    assert min(waiting.least_gain(1, 0.05) for _ in range(5)) > 0.1  # slower drafting lowers the value of a token
     assert max(working.least_gain(1) for _ in range(5)) > 0.5
-    if not working.drafts(1):  # of a trial
-        company(working, 1, lambda drafting: 1000.0, 0.001, 0.004)
+    if not working.drafts(1):  # during a trial
+        run_batches(working, 1, lambda drafting: 1000.0, 0.001, 0.004)
     gains = [working.least_gain(1) for _ in range(100)]
     assert working.drafts(1)
-    assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # now and then it is tried again
+    assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # it is tried again now and then
 
 
-def test_time_that_a_model_drafts_lowers_what_a_token_is_worth() -> None:
+def test_drafting_time_lowers_the_value_of_a_token() -> None:
     free, dear = Cost(), Cost()
     for i in range(20):
         for cost, drafting in ((free, 0.0), (dear, 0.05)):
             cost.note(1, 1 + i % 3, 0.05 + 0.005 * (i % 3), 1, 0.0, drafting)
-    # What a token takes is the same; in the time of a batch and its draft twice as many would have been yielded.
+    # The cost of a token is the same, but the time of a batch and its draft could have yielded twice as many tokens.
     assert dear.least_gain(1) == pytest.approx(free.least_gain(1) * 0.055 / 0.105, rel=0.02)
 
 
-def test_windows_are_as_short_as_they_may_be() -> None:
+def test_draft_windows_are_as_short_as_links_allow() -> None:
     windows = DraftWindow()
     assert windows.length == 2
     for _ in range(20):
@@ -242,13 +242,13 @@ def test_windows_are_as_short_as_they_may_be() -> None:
     assert windows.length == 1
 
 
-def test_a_draft_is_worth_what_its_tokens_gain_beyond_their_cost() -> None:
+def test_value_of_a_draft_is_gain_minus_cost() -> None:
     assert _worth([0.9, 0.5, 0.4, 0.8], 0.4) == (2, pytest.approx(0.6))
     assert _worth([0.3, 0.9], 0.4) == (0, 0.0)
 
 
-def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
-    """Nothing is tried then that is known to be worse."""
+def test_drafting_stops_for_one_sequence_if_it_is_slower() -> None:
+    """ScriptedDrafter losses are not tried again."""
     cost, now = Cost(), 0.0
     for i in range(1000):
         assert cost.drafts(1)
@@ -256,7 +256,7 @@ def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
         now += 0.05
         cost.note(1, n, 0.05, n, now)
     drafted = []
-    for i in range(1000):  # what is worse is seen at once
+    for i in range(1000):  # a loss shows at once
         drafted.append(cost.drafts(1))
         n = 1 + i % 3 if drafted[-1] else 1
         now += 0.05 * n * n
@@ -264,12 +264,12 @@ def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
     assert sum(drafted[50:]) < 200
 
 
-def test_what_gives_more_tokens_per_second_is_done() -> None:
+def test_drafting_is_used_only_if_it_raises_throughput() -> None:
     cost = Cost()
-    busy = company(cost, 8, lambda drafting: 250.0 if drafting else 400.0, 0.01, 0.001)
-    idle = company(cost, 1, lambda drafting: 90.0 if drafting else 60.0, 0.01, 0.001)
+    busy = run_batches(cost, 8, lambda drafting: 250.0 if drafting else 400.0, 0.01, 0.001)
+    idle = run_batches(cost, 1, lambda drafting: 90.0 if drafting else 60.0, 0.01, 0.001)
     assert sum(busy[100:]) < 0.2 * len(busy[100:]) and any(busy[100:])
-    assert sum(busy[1000:]) < 0.04 * len(busy[1000:])  # ever more seldom
+    assert sum(busy[1000:]) < 0.04 * len(busy[1000:])  # less and less often
     assert sum(idle[100:]) > 0.8 * len(idle[100:])
 
 
@@ -277,7 +277,7 @@ def test_what_gives_more_tokens_per_second_is_done() -> None:
 
 
 class Free(Cost):
-    """Batches cost nothing."""
+    """Makes batches free, so that drafting always pays."""
 
     def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
         return 0.0
@@ -293,7 +293,10 @@ def free(*kinds: DraftKind, **options: Any) -> DraftManager:
 
 
 class LateForward(FakeForward):
-    """Batches that are computed when they are asked for, and there when `together` were started, itself the first."""
+    """Computes a batch when its result is requested.
+
+    A batch is done once `together` batches were started, itself included.
+    """
 
     depth = together = 4
 
@@ -304,7 +307,7 @@ class LateForward(FakeForward):
         late.append(found)
 
         def result(timeout: float | None = None) -> Any:
-            del late[: late.index(found) + 1]  # those before it, if nobody asked, are of no use
+            del late[: late.index(found) + 1]  # earlier results that were not requested are stale
             self.n_asked = getattr(self, "n_asked", 0) + 1
             return done.result()
 
@@ -322,8 +325,8 @@ KINDS: dict[str, Callable[[], DraftKind]] = {
 }
 
 
-def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tuple[list[Any], Counters, int]:
-    """Of few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""
+def run_requests(drafts: DraftManager | None, depth: int, temperature: float) -> tuple[list[Any], Counters, int]:
+    """A small vocabulary makes many drafts right by chance; cells of wrong drafts would change all later tokens."""
     random_ = random.Random(5)
     requests = [
         Request(
@@ -345,66 +348,68 @@ def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tup
 
 @functools.cache
 def plain(temperature: float) -> list[Any]:
-    return answered(None, 1, temperature)[0]
+    return run_requests(None, 1, temperature)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [*KINDS, "suffix,ngram-cache,draft-simple"])
-def test_answers_are_the_same_with_and_without(names: str) -> None:
+def test_answers_are_the_same_with_and_without_drafts(names: str) -> None:
     for depth, temperature in ((1, 1.0), (4, 0.0), (4, 1.0)):
         without = plain(temperature)
-        with_, counters, most_late = answered(free(*(KINDS[name]() for name in names.split(","))), depth, temperature)
+        with_, counters, most_late = run_requests(
+            free(*(KINDS[name]() for name in names.split(","))), depth, temperature
+        )
         for name in ("tokens", "probs", "content", "seed", "n_predicted", "n_tokens_cached", "stop_type"):
             assert [getattr(r, name) for r in with_] == [getattr(r, name) for r in without], name
-        assert counters.n_accepted > 0.02 * counters.tokens_predicted_total  # several tokens came of a batch
+        assert counters.n_accepted > 0.02 * counters.tokens_predicted_total  # several tokens came from one batch
         assert [kind.name for kind in counters.drafts] == names.split(",")
         assert sum(kind.n_accepted for kind in counters.drafts) == counters.n_accepted
         assert depth == 1 or most_late > 1
 
 
-class Known(DraftKind, Drafter):
-    """Drafts what is right, and now and then not."""
+class ScriptedDrafter(DraftKind, Drafter):
+    """Drafts the right answer, with wrong tokens where `wrong` returns True."""
 
     name = "known"
 
     def __init__(self, answer: list[int], wrong: Callable[[int], bool]) -> None:
         self.answer, self.wrong = answer, wrong
 
-    def drafter(self) -> Known:
+    def drafter(self) -> ScriptedDrafter:
         return self
 
     def forget(self) -> None:
         pass
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        at = len(said) + len(ahead)
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        at = len(history) + len(ahead)
         tokens = [token ^ self.wrong(at + i) for i, token in enumerate(self.answer[at : at + most])]
         return Proposal(tokens, [0] * len(tokens))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [10**9, 23, 7])
-def test_several_windows_are_on_their_way(every: int) -> None:
-    """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
+def test_several_draft_windows_are_in_flight(every: int) -> None:
+    """If drafts are right, windows follow each other before the first result; a wrong tail is discarded."""
     prompt = [1, 2, 3, 4, 5]
     request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
 
-    def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
+    def answer_with(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
         with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)) as engine:
             return ask(engine, request).tokens, settled(engine).counters, forward
 
-    tokens, _, without = told(None)
-    known = Known([*prompt, *tokens], lambda at: at % every == every - 1)
-    found, counters, forward = told(free(known))
+    tokens, _, without = answer_with(None)
+    known = ScriptedDrafter([*prompt, *tokens], lambda at: at % every == every - 1)
+    found, counters, forward = answer_with(free(known))
     assert found == tokens
-    assert without.most_late == 1 and 4 <= forward.most_late <= 7  # nobody waits for what is behind a wrong token
+    assert without.most_late == 1 and 4 <= forward.most_late <= 7  # results after a wrong token are not awaited
     assert len(forward.sizes) < (90 if every == 7 else 40) and counters.n_accepted > 110
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
-    """Also where no more batches would be on their way; nobody waits for what is behind a wrong token."""
+def test_drafting_continues_until_the_first_result(depth: int) -> None:
+    """This holds even if no more batches would be in flight; results after a wrong token are not awaited."""
     prompt = [1, 2, 3, 4, 5]
     request = Request(prompt=prompt, params=GenerationParams(n_predict=150, sampling=Sampling(seed=1, ignore_eos=True)))
     forward = LateForward(1024, max_batch=64)
@@ -414,7 +419,7 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
     for every, most in ((10**9, 0), (50, 3 * 4)):
         forward = LateForward(1024, max_batch=64)
         forward.depth, forward.together = depth, 4
-        known = Known([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        known = ScriptedDrafter([*prompt, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
         with closing(
             Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=free(known, most=2))
         ) as engine:
@@ -425,27 +430,27 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
 
 
 @pytest.mark.slow
-def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that keeps a window of tokens moves it along: not while what is behind it is on trust."""
+def test_attention_windows_move_only_past_verified_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that keeps a window of tokens moves it along only past verified tokens."""
     from llamado.models.memory import KeysValues
 
     request = Request(
         prompt=[1, 2, 3], params=GenerationParams(n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
     )
 
-    def told(drafts: DraftManager | None) -> list[int]:
+    def answer_with(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
         with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=1024), drafts=drafts)) as engine:
             return ask(engine, request).tokens
 
-    tokens = told(None)
+    tokens = answer_with(None)
     for every in (29, 61):
-        known = Known([1, 2, 3, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
-        assert told(free(known)) == tokens
+        known = ScriptedDrafter([1, 2, 3, *tokens], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        assert answer_with(free(known)) == tokens
 
 
 def test_a_draft_ends_where_the_answer_ends() -> None:
-    """Budget, context and end-of-text are kept to, whatever was drafted behind them."""
+    """Budget, context and end-of-text limits hold, whatever was drafted beyond them."""
     forward = FakeForward(256, n_vocab=2, max_batch=64)
     with closing(
         Engine(forward, FakeTokenizer(eog=(0,)), EngineOptions(n_slots=1, n_ctx=64), drafts=free(Suffix()))
@@ -461,7 +466,7 @@ def test_a_draft_ends_where_the_answer_ends() -> None:
         assert full.truncated and len(full.tokens) == 64 - 20
 
 
-def test_lengths_that_were_asked_for_are_kept_to() -> None:
+def test_requested_draft_lengths_are_respected() -> None:
     sizes = {}
     for name, options in {"any": {}, "most": {"most": 2}, "least": {"least": 100}}.items():
         forward = FakeForward(512, n_vocab=2, max_batch=64)
@@ -482,8 +487,8 @@ def test_lengths_that_were_asked_for_are_kept_to() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_the_same_is_always_right() -> None:
-    """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
+def test_draft_model_equal_to_the_target_is_always_right() -> None:
+    """It samples with the same random numbers, in its own memory, while sequences come and go."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time
     kind = ModelKind(draft, 97, ends=frozenset({0}))
     with closing(
@@ -512,11 +517,11 @@ def test_a_model_that_is_the_same_is_always_right() -> None:
         again = Request(prompt=[*asked[5].prompt, *results[5].tokens, 5], params=GenerationParams(n_predict=4))
         assert (
             ask(engine, again).n_predicted and 0 < sum(draft.sizes[first:]) < 20
-        )  # what it has read is not read again
+        )  # tokens already evaluated are not evaluated again
 
 
-def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they follow each other; it is asked again though it does not seem worth it."""
+def test_draft_model_fills_windows_of_limited_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds if windows follow each other; the model is queried again although drafting does not seem to pay."""
     request = Request(
         prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
     )
@@ -535,10 +540,10 @@ def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) ->
     ("least", "least_next", "drafted", "wanted"),
     [(0.3, 0.4, 1, 1), (0.3, 0.2, 2, 1), (0.2, 0.2, 2, 2), (0.2, 0.1, 3, 2)],
 )
-def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
+def test_drafted_tokens_are_evaluated_even_if_drafting_stops(
     least: float, least_next: float, drafted: int, wanted: int
 ) -> None:
-    """Half of the tokens are right: what a token took to be made is no reason not to evaluate it."""
+    """Half of the tokens are right; the cost of drafting is already spent and must not prevent evaluation."""
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
     guess = Sampler(Sampling(temperature=0.0), SamplerSetup(97), seed=1)
@@ -547,7 +552,7 @@ def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
     assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)
 
 
-def test_a_model_is_asked_again() -> None:
+def test_unprofitable_draft_model_is_tried_again() -> None:
     forward, draft = FakeForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
     drafts = free(ModelKind(draft, 97, ends=frozenset()))
     drafts.cost.least_gain = lambda n, seconds=0.0: 2.0  # type: ignore[method-assign]
@@ -558,10 +563,10 @@ def test_a_model_is_asked_again() -> None:
                 prompt=[1, 2, 3], params=GenerationParams(n_predict=100, sampling=Sampling(seed=1, ignore_eos=True))
             ),
         )
-    assert 10 <= len(draft.sizes) <= 14, "it is read and asked, though nothing of it is worth its time"
+    assert 10 <= len(draft.sizes) <= 14, "the draft model runs now and then although it does not pay"
 
 
-def test_a_lost_draft_device_ends_no_answer() -> None:
+def test_losing_the_draft_device_fails_no_request() -> None:
     draft = FakeForward(1024, max_batch=32)
     kind = ModelKind(draft, 97, ends=frozenset())
     engine = Engine(FakeForward(1024, max_batch=32), FakeTokenizer(), EngineOptions(n_slots=1), drafts=free(kind))
@@ -584,7 +589,7 @@ def test_a_lost_draft_device_ends_no_answer() -> None:
 
 
 @pytest.mark.full
-def test_a_draft_model_from_its_file(tmp_path: Path) -> None:
+def test_draft_model_is_loaded_from_its_file(tmp_path: Path) -> None:
     target, small = (
         make_llama(tmp_path / "t.gguf", n_vocab=320),
         make_llama(tmp_path / "s.gguf", n_vocab=320, n_layer=1),

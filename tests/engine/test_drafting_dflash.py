@@ -1,4 +1,4 @@
-"""DFlash heads: what they compute, and that answers do not depend on them."""
+"""DFlash draft heads: their formula, and answers that do not depend on them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from llamado.models import InvalidModel, UnsupportedModel
 from llamado.models.memory import Span
 
 from .test_drafting_eagle3 import Array, norm, weights
-from .test_drafting_heads import answers, load, told, work
+from .test_drafting_heads import answers, load, outputs, work
 
 HEAD = 32
 
 
 def rotated(x: Array, positions: Any) -> Array:
-    """Heads [n, heads, dim], elements of both halves turned together (NEOX)."""
+    """Rotate heads [n, heads, dim]: element pairs are split between both halves (NEOX)."""
     half = HEAD // 2
     angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
     first, second = x[..., :half], x[..., half:]
@@ -31,7 +31,7 @@ def rotated(x: Array, positions: Any) -> Array:
 
 
 def dflash(w: dict[str, Array], embedding: Array, features: Array, tokens: list[int], *, causal: bool) -> Array:
-    """Logits of all places of a block behind a context, by the published formula."""
+    """Return the logits of all positions of a block after a context, by the published formula."""
     context = norm(features @ w["fc.weight"].T, w["enc.output_norm.weight"])
     n, m = len(context), len(tokens)
     x = embedding[tokens]
@@ -77,7 +77,7 @@ ALL = ("post_attention_norm.weight", "post_ffw_norm.weight", "attn_sinks.weight"
     "options",
     [{}, {"more": ALL, "own": True}, {"more": ("-attn_v.weight",)}, {"attention.causal": True}],
 )
-def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
+def test_dflash_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     path = make_dflash(tmp_path / "d.gguf", n_drafted=100, **options)
     w = weights(path)
@@ -95,31 +95,31 @@ def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Pa
             given = features[at : at + n]
             runner.start(np.zeros(n, np.int32), [Span(handle, at, n)], nothing, given=given).result()
             handle.used = at + n
-        for _ in range(2):  # nothing is kept of a block
+        for _ in range(2):  # a block leaves no cells
             rows = runner.start(np.array(block, np.int32), [Span(handle, 9, 4)], np.arange(4, dtype=np.int32)).result()
     assert np.abs(rows - right).max() < 2e-2 * np.abs(right).max()
 
 
 @pytest.mark.slow
-def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
+def test_answers_are_the_same_with_and_without_dflash(tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
         plain = work(model, disturbed=False)
-        said = told(answers(model))
+        expected = outputs(answers(model))
     often = Counter(token for answer in plain for token in answer[0])
     table = tuple(sorted(token for token, _ in often.most_common(8)))
     path = make_dflash(tmp_path / "d.gguf", table=table)
     with load(target, "draft-dflash", path, **options) as model:
         assert work(model, disturbed=True) == plain
         assert work(model, disturbed=False) == plain
-        assert told(answers(model)) == said
+        assert outputs(answers(model)) == expected
         (counts,) = model.engine.snapshot().counters.drafts
         assert counts.name == "draft-dflash" and counts.n_drafted > 400 and counts.n_accepted > 0
 
 
 @pytest.mark.slow
-def test_a_file_says_what_it_is(tmp_path: Path) -> None:
+def test_dflash_files_are_recognized(tmp_path: Path) -> None:
     target, path = make_target(tmp_path / "t.gguf"), make_dflash(tmp_path / "d.gguf")
     drafts = DraftOptions(model=ModelSource(spec=str(path)))
     with LoadedModel.load(target, EngineOptions(n_ctx=256, n_threads=1, drafts=drafts)) as model:
@@ -136,13 +136,13 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
         ({"target_layers": [0, 1, 5]}, r"reads layers \[0, 1, 5\]; the model has 4 layers"),
     ],
 )
-def test_what_does_not_run_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_dflash_files_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     target, path = make_target(tmp_path / "t.gguf"), make_dflash(tmp_path / "d.gguf", **keys)
     with pytest.raises((UnsupportedModel, InvalidModel), match=message):
         load(target, "draft-dflash", path)
 
 
-def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_head_of_another_kind_is_refused(tmp_path: Path) -> None:
     target, eagle = make_target(tmp_path / "t.gguf"), make_eagle(tmp_path / "e.gguf")
     with pytest.raises(InvalidModel, match="its architecture is not 'dflash'"):
         load(target, "draft-dflash", eagle)

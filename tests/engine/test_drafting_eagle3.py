@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they compute, and that answers do not depend on them."""
+"""EAGLE-3 draft heads: their formula, and answers that do not depend on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamado.engine.loaded_model import LoadedModel
 from llamado.models import InvalidModel
 from llamado.models.memory import Span
 
-from .test_drafting_heads import PROMPTS, accepted, answers, load, told, work
+from .test_drafting_heads import PROMPTS, accepted, answers, load, outputs, work
 
 Array = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def norm(x: Array, weight: Array) -> Array:
 
 
 def rotated(x: Array, positions: NDArray[Any]) -> Array:
-    """Heads [n, heads, dim], neighboring elements turned together."""
+    """Rotate heads [n, heads, dim]: neighboring elements form a pair."""
     dim = x.shape[-1]
     angles = positions[:, None, None] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
     pairs = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
@@ -38,9 +38,9 @@ def rotated(x: Array, positions: NDArray[Any]) -> Array:
 
 
 def eagle(w: dict[str, Array], embedding: Array, tokens: list[int], states: Array, normed: bool) -> tuple[Array, Array]:
-    """Logits of all tokens of a sequence, and the states to go on with, by the published formula; `states` are fused.
+    """Return the logits of all tokens of a sequence and the next states, by the published formula; `states` are fused.
 
-    A norm of the sum of a half, and the residual, as SpecForge and llama.cpp have them.
+    Each half of the input has its own norm and the residual is added, as in SpecForge and llama.cpp.
     """
     n = len(tokens)
     state = norm(states, w["blk.0.attn_norm_2.weight"])
@@ -62,7 +62,7 @@ def eagle(w: dict[str, Array], embedding: Array, tokens: list[int], states: Arra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "norm_before_fc": True}, {"own": True}])
-def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
+def test_eagle3_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     path = make_eagle(tmp_path / "e.gguf", n_drafted=100, **options)
     random = np.random.default_rng(2)
@@ -74,7 +74,7 @@ def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Pa
         fused = norm(fused, w["enc.output_norm.weight"])
     states = fused @ w["fc.weight"].T
     right, after = eagle(w, embedding, tokens[:4], states[:4], "norm_before_residual" in options)
-    both = np.concatenate([states[:4], after[3:]])  # the last token is read with what it made itself
+    both = np.concatenate([states[:4], after[3:]])  # the last token uses the state the head itself produced
     right_next = eagle(w, embedding, tokens, both, "norm_before_residual" in options)[0][4]
     with load(target, "draft-eagle3", path, type_k="f32") as model:
         assert model.draft is not None
@@ -96,19 +96,19 @@ def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What adds nothing to the last of the three states drafts what that predicted: the last token."""
+def test_head_gets_the_hidden_state_of_the_previous_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that copies the last of the three states drafts the token it predicted: the last one."""
     target = make_target(tmp_path / "t.gguf")
     path = make_eagle(tmp_path / "e.gguf", repeats=True, target_layers=[0, 2, 4])
     drafted: list[tuple[int, list[int]]] = []
     propose = HeadKind.propose
 
-    def heard(self: HeadKind, asks: Any, chance: Any) -> Any:
+    def recording_propose(self: HeadKind, asks: Any, chance: Any) -> Any:
         found = propose(self, asks, chance)
         drafted.extend((ask.history[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
         return found
 
-    monkeypatch.setattr(HeadKind, "propose", heard)
+    monkeypatch.setattr(HeadKind, "propose", recording_propose)
     with load(target, "draft-eagle3", path) as model:
         for prompt in PROMPTS:
             model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
@@ -116,25 +116,25 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
+def test_answers_are_the_same_with_and_without_eagle3(tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
     path = make_eagle(tmp_path / "e.gguf", n_drafted=40)
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
         plain = work(model, disturbed=False)
-        said = told(answers(model))
+        expected = outputs(answers(model))
     with load(target, "draft-eagle3", path, **options) as model:
         assert work(model, disturbed=True) == plain
         assert work(model, disturbed=False) == plain
         found = answers(model)
-        assert told(found) == said
+        assert outputs(found) == expected
         assert accepted(found) >= 0
         counts = model.engine.snapshot().counters.drafts
         assert [count.name for count in counts] == ["draft-eagle3"] and counts[0].n_drafted > 100
 
 
 @pytest.mark.slow
-def test_a_file_says_what_it_is(tmp_path: Path) -> None:
+def test_eagle3_files_are_recognized(tmp_path: Path) -> None:
     from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 
     target, path = make_target(tmp_path / "t.gguf"), make_eagle(tmp_path / "e.gguf")
@@ -151,7 +151,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
         ({"target_layers": [0, 1]}, "target_layers"),
     ],
 )
-def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_eagle3_head_of_another_shape_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     target, path = make_target(tmp_path / "t.gguf"), make_eagle(tmp_path / "e.gguf", **keys)
     with pytest.raises(Exception, match=message):
         load(target, "draft-eagle3", path)

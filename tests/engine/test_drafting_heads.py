@@ -1,4 +1,4 @@
-"""Heads that draft from the hidden states of the model: right where they are the model, and never seen in an answer."""
+"""Draft heads that use the model's hidden states: right if they equal the model, and invisible in answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = ("Once upon a time there was a king", "the quick brown fox jumps over 
 
 
 class Free(Cost):
-    """Batches cost nothing."""
+    """Makes batches free, so that drafting always pays."""
 
     def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
         return 0.0
@@ -62,7 +62,7 @@ def answers(model: LoadedModel, n: int = 24) -> list[Result]:
     ]
 
 
-def told(results: Sequence[Result]) -> list[Any]:
+def outputs(results: Sequence[Result]) -> list[Any]:
     return [(r.tokens, r.content, r.probs, r.stop_type, r.n_predicted) for r in results]
 
 
@@ -74,42 +74,46 @@ def accepted(results: Sequence[Result]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(sorted(HEADS), ("glm4moe", "qwen3next")))
-def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
+def test_head_equal_to_the_model_is_always_right(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, quiet=True)
     with load(path, None) as model:
-        plain = told(answers(model))
+        plain = outputs(answers(model))
     with load(path, "draft-mtp") as model:
         found = answers(model)
-    assert told(found) == plain
-    # Some experts, and what is seen of a window, are a matter of a rounding; of Nemotron 3 the last norm is another.
+    assert outputs(found) == plain
+    # Rounding decides some experts and the view of a window; Nemotron 3 has a different last norm.
     assert accepted(found) > (0.4 if name == "nemotron_h_moe" else 0.98)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["step35", "mimo2"])
-def test_each_of_several_heads_drafts_one_token_more(name: str, tmp_path: Path) -> None:
+def test_each_additional_head_drafts_one_more_token(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, n_heads=3)
     with load(path, None, n_slots=2) as model:
-        plain, side_by_side = told(answers(model)), work(model, disturbed=False)
+        plain, side_by_side = outputs(answers(model)), work(model, disturbed=False)
     with load(path, "draft-mtp", n_slots=2) as model:
         found = answers(model)
-        assert told(found) == plain and accepted(found) > 0.98
+        assert outputs(found) == plain and accepted(found) > 0.98
         assert work(model, disturbed=True) == side_by_side
 
 
 @pytest.mark.slow
-def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that says again what the model said drafts the last token, which that hidden state predicted."""
+def test_head_gets_the_hidden_state_of_the_previous_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that repeats the model's prediction drafts the last token, which that hidden state predicted."""
     drafted: list[tuple[int, list[int]]] = []
     propose = HeadKind.propose
 
-    def heard(self: HeadKind, asks: Sequence[DraftQuery], chance: Any) -> list[Proposal]:
+    def recording_propose(self: HeadKind, asks: Sequence[DraftQuery], chance: Any) -> list[Proposal]:
         found = propose(self, asks, chance)
         drafted.extend((ask.history[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
         return found
 
-    monkeypatch.setattr(HeadKind, "propose", heard)
-    for name in ("glm4moe", "step35", "qwen35"):  # behind the last norm, and before it; with states
+    monkeypatch.setattr(HeadKind, "propose", recording_propose)
+    for name in (
+        "glm4moe",
+        "step35",
+        "qwen35",
+    ):  # states taken after the last norm, and before it; a model with recurrent states
         with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True), "draft-mtp") as model:
             for prompt in PROMPTS:
                 model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
@@ -118,8 +122,9 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
 
 
 def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
-    """Requests side by side and after each other, that share beginnings; `disturbed`: some are cancelled, cells are
-    forgotten in the middle, a slot is saved and restored.
+    """Run concurrent and consecutive requests that share prefixes.
+
+    With `disturbed`, some are cancelled, cells are dropped in the middle, and a slot is saved and restored.
     """
     random_, engine, found = random.Random(5), engine_of(model), []
     common = [random_.randrange(1, 500) for _ in range(40)]
@@ -146,12 +151,12 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
             params=GenerationParams(n_predict=9, n_probs=1, sampling=Sampling(seed=round_, ignore_eos=True)),
         )
         found.append(send(engine, again).result)
-    return told(found)
+    return outputs(found)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["glm4moe", "mimo2", "qwen35moe"])
-def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> None:
+def test_answers_are_the_same_with_and_without_heads(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, sway=0.3)
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(path, None, **options) as model:
@@ -165,7 +170,7 @@ def test_answers_are_the_same_with_and_without(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
+def test_context_shift_works_with_a_draft_head(tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)
     found = []
     for kind in (None, "draft-mtp"):
@@ -176,8 +181,8 @@ def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
-    """A restored slot has cells of which nobody has hidden states: the head begins behind them."""
+def test_head_starts_after_restored_cells_without_hidden_states(tmp_path: Path) -> None:
+    """A restored slot has cells without hidden states, so the head starts after them."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     request = Request(
         prompt=[*range(5, 120)], params=GenerationParams(n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
@@ -204,8 +209,8 @@ def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) -> None:
-    """What the head has read began late, since of the first tokens there were no states; now there are."""
+def test_head_starts_at_the_first_hidden_state_after_a_shift(tmp_path: Path) -> None:
+    """The head started late, since the first tokens had no hidden states; after the shift all cells have them."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     request = Request(
         prompt=[*range(5, 230)], params=GenerationParams(n_predict=8, sampling=Sampling(seed=1, ignore_eos=True))
@@ -224,7 +229,7 @@ def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
+def test_head_keeps_its_cells_over_chat_turns(tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     with load(path, "draft-mtp", n_ctx=1024) as model:
         rows: list[int] = []
@@ -236,24 +241,24 @@ def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
             result = model.complete(prompt, n_predict=10, temperature=0.0, ignore_eos=True)
             assert result.timings.draft_n_accepted == result.timings.draft_n != 0
             assert sum(rows) > 300 if turn == 0 else sum(rows) < 60
-            assert 5 in rows  # what was drafted and right is read again, with the model's states
+            assert 5 in rows  # accepted draft tokens are evaluated again, with the model's states
             prompt += [*result.tokens, 7, 8, 9]
 
 
 @pytest.mark.slow
-def test_a_head_from_its_own_file(tmp_path: Path) -> None:
+def test_head_is_loaded_from_its_own_file(tmp_path: Path) -> None:
     path, alone = make_headed(tmp_path / "m.gguf", "glm4moe"), tmp_path / "mtp-m.gguf"
     make_headed(alone, "glm4moe", alone=True)
     with load(path, "draft-mtp", alone) as model:
         assert accepted(answers(model)) > 0.98
-    drafts = DraftOptions(model=ModelSource(spec=str(alone)))  # what it is the file says
+    drafts = DraftOptions(model=ModelSource(spec=str(alone)))  # the kind of head comes from the file
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1, drafts=drafts)) as model:
         names = [count.name for count in engine_of(model).snapshot().counters.drafts]
         assert names == ["suffix", "draft-mtp"]
 
 
 @pytest.mark.slow
-def test_a_smaller_model_with_a_block_of_its_own_drafts_as_a_whole(tmp_path: Path) -> None:
+def test_small_model_with_its_own_head_drafts_as_a_whole_model(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "l.gguf", n_vocab=512, n_layer=3)
     small = make_headed(tmp_path / "s.gguf", "glm4moe")
     for path, kind in ((target, "draft-simple"), (small, "draft-mtp")):
@@ -262,7 +267,7 @@ def test_a_smaller_model_with_a_block_of_its_own_drafts_as_a_whole(tmp_path: Pat
             assert [count.name for count in engine_of(model).snapshot().counters.drafts] == ["suffix", kind]
 
 
-def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
+def test_model_without_a_head_is_refused(tmp_path: Path) -> None:
     llama = make_llama(tmp_path / "l.gguf", n_vocab=320)
     with pytest.raises(UnsupportedModel, match="the MTP blocks of architecture 'llama' are not supported"):
         load(llama, "draft-mtp")

@@ -1,4 +1,4 @@
-"""Drafted tokens for models that remember states: what was wrong is undone, and no answer differs by a byte."""
+"""Draft tokens for models with recurrent states: wrong drafts are rolled back, and answers stay identical."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llamado.models.memory import KeysValues, LayerMemory
 
 from .conftest import OpenModel
 from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send, settled
-from .test_drafting import Known, LateForward, free
+from .test_drafting import LateForward, ScriptedDrafter, free
 
 KINDS: dict[str, tuple[LayerMemory, ...]] = {
     "states": (STATE, STATE),
@@ -48,7 +48,9 @@ def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
     return Request(prompt=[*PROMPT, seed], params=GenerationParams(n_predict=n, n_probs=2, sampling=sampling))
 
 
-def told(forward: FakeForward, drafts: DraftManager | None, requests: list[Request]) -> tuple[list[Result], Counters]:
+def answer_with(
+    forward: FakeForward, drafts: DraftManager | None, requests: list[Request]
+) -> tuple[list[Result], Counters]:
     with closing(Engine(forward, FakeTokenizer(), EngineOptions(n_slots=3, n_ctx=256), drafts=drafts)) as engine:
         return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters
 
@@ -60,23 +62,23 @@ def answers(results: list[Result]) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("depth", "n_drafted"), [(1, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("every", first_of([7, 10**9, 23, 3]))
-def test_what_was_wrong_is_undone(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, every: int) -> None:
-    right, _ = told(new(layers, 1, 0), None, [request()])
-    known = Known([*PROMPT, 1, *right[0].tokens], lambda at: at % every == every - 1)
+def test_wrong_drafts_are_rolled_back(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, every: int) -> None:
+    right, _ = answer_with(new(layers, 1, 0), None, [request()])
+    known = ScriptedDrafter([*PROMPT, 1, *right[0].tokens], lambda at: at % every == every - 1)
     forward = new(layers, depth, n_drafted)
-    found, counters = told(forward, free(known), [request()])
+    found, counters = answer_with(forward, free(known), [request()])
     assert answers(found) == answers(right)
     assert counters.n_accepted > (110 if every > 3 else 70)
-    assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "many tokens came of a batch"
+    assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "several tokens came from one batch"
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_little_is_read_again(layers: tuple[LayerMemory, ...], depth: int) -> None:
-    """No further than the window before the first wrong token."""
-    right, _ = told(new(layers, 1, 0), None, [request()])
-    known = Known([*PROMPT, 1, *right[0].tokens], lambda at: at == 100)
+def test_few_tokens_are_evaluated_again(layers: tuple[LayerMemory, ...], depth: int) -> None:
+    """Tokens are evaluated again only from the window before the first wrong token."""
+    right, _ = answer_with(new(layers, 1, 0), None, [request()])
+    known = ScriptedDrafter([*PROMPT, 1, *right[0].tokens], lambda at: at == 100)
     forward = new(layers, depth, 3)
-    found, counters = told(forward, free(known), [request()])
+    found, counters = answer_with(forward, free(known), [request()])
     assert answers(found) == answers(right)
     drafted = sum(kind.n_drafted for kind in counters.drafts)
     read = sum(forward.sizes) - len(PROMPT) - (drafted - counters.n_accepted)
@@ -85,21 +87,21 @@ def test_little_is_read_again(layers: tuple[LayerMemory, ...], depth: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 4])
-def test_many_at_a_time(layers: tuple[LayerMemory, ...], depth: int) -> None:
-    """Few tokens there are to be said, so that many drafts are right by chance."""
+def test_answers_are_the_same_with_many_slots(layers: tuple[LayerMemory, ...], depth: int) -> None:
+    """A small vocabulary makes many drafts right by chance."""
     asked = [request(seed, 60, temperature) for seed, temperature in enumerate((0.0, 1.0, 0.8, 1.0, 1.0, 0.5))]
-    right, _ = told(new(layers, 1, 0, n_vocab=7), None, asked)
-    found, counters = told(new(layers, depth, 3, n_vocab=7), free(Suffix()), asked)
+    right, _ = answer_with(new(layers, 1, 0, n_vocab=7), None, asked)
+    found, counters = answer_with(new(layers, depth, 3, n_vocab=7), free(Suffix()), asked)
     assert answers(found) == answers(right)
     assert sum(kind.n_drafted for kind in counters.drafts) > counters.n_accepted > 10
 
 
 @pytest.mark.slow
-def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemory, ...], tmp_path: Path) -> None:
-    """Some of its last tokens may have to be read again, and it goes on as if nothing had been drafted."""
-    right, _ = told(new(layers, 1, 0), None, [request()])
+def test_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemory, ...], tmp_path: Path) -> None:
+    """Some of its last tokens may have to be evaluated again; it continues as if no token had been drafted."""
+    right, _ = answer_with(new(layers, 1, 0), None, [request()])
     text = [*PROMPT, 1, *right[0].tokens]
-    drafts = free(Known(text, lambda at: at % 9 == 8))
+    drafts = free(ScriptedDrafter(text, lambda at: at % 9 == 8))
     with closing(
         Engine(new(layers, 4, 1), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
     ) as engine:
@@ -118,23 +120,23 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
             engine.erase_slot(0).result(60)
 
 
-def test_nothing_is_drafted_where_no_state_would_be_left(layers: tuple[LayerMemory, ...]) -> None:
-    _, counters = told(new(layers, 1, 0), free(Suffix()), [request(n=20)])
+def test_nothing_is_drafted_without_room_for_states(layers: tuple[LayerMemory, ...]) -> None:
+    _, counters = answer_with(new(layers, 1, 0), free(Suffix()), [request(n=20)])
     assert not counters.drafts
 
 
 # -- a model that drafts -----------------------------------------------------------------------------------------------
 
 
-def test_a_draft_model_with_states_reads_little_again(layers: tuple[LayerMemory, ...]) -> None:
-    """Another model than the target, so that nearly all drafts are wrong; the prompt is read once."""
+def test_draft_model_with_states_evaluates_few_tokens_again(layers: tuple[LayerMemory, ...]) -> None:
+    """The draft model differs from the target, so nearly all drafts are wrong; the prompt is evaluated once."""
     prompt = [1 + i % 90 for i in range(200)]
     draft = new(layers, 1, 0, n_vocab=97)
     draft.model = b"d" * 32
     draft._vocab = draft._vocab[::-1].copy()
     asked = [Request(prompt=prompt, params=GenerationParams(n_predict=20, sampling=Sampling(seed=2, ignore_eos=True)))]
-    right, _ = told(new((ALL,), 1, 0), None, asked)
-    found, counters = told(new((ALL,), 1, 0), free(ModelKind(draft, 97, ends=frozenset()), most=4), asked)
+    right, _ = answer_with(new((ALL,), 1, 0), None, asked)
+    found, counters = answer_with(new((ALL,), 1, 0), free(ModelKind(draft, 97, ends=frozenset()), most=4), asked)
     assert found[0].tokens == right[0].tokens
     assert sum(kind.n_drafted for kind in counters.drafts) > 20 > counters.n_accepted
     assert sum(draft.sizes) < 200 + 20 * 5
@@ -155,11 +157,11 @@ def start(open_model: OpenModel, tmp_path: Path) -> Any:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["granitehybrid", "qwen35", "mamba2", "rwkv7", "lfm2"])
-def test_real_models(start: Any, name: str) -> None:
-    """Prompts of two lengths, with and without; the drafts are the answers, wrong now and then, and the model's own."""
+def test_real_models_answer_the_same_with_drafts(start: Any, name: str) -> None:
+    """Prompts of two lengths; drafts come from the right answer, sometimes wrong, or from the model itself."""
     tokenizer = FakeTokenizer(dict.fromkeys(range(1024), b"x"), eog=())
 
-    def told(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:
+    def answer_with(runner: ModelRunner, *kinds: DraftKind) -> tuple[list[Any], int]:
         drafts = free(*kinds) if kinds else None
         with closing(Engine(runner, tokenizer, EngineOptions(n_slots=2, n_ctx=256), drafts=drafts)) as engine:
             samplings = {1: Sampling(seed=1, temperature=0.0), 9: Sampling(seed=2, temperature=0.8)}
@@ -173,11 +175,11 @@ def test_real_models(start: Any, name: str) -> None:
             accepted = sum(kind.n_accepted for kind in settled(engine).counters.drafts)
             return [(r.tokens, r.probs) for r in found], accepted
 
-    right, _ = told(start(name))
+    right, _ = answer_with(start(name))
     for every in (11, 4):
-        first = Known([*PROMPT, *right[0][0]], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
-        found, accepted = told(start(name, n_drafted=1), first)
+        first = ScriptedDrafter([*PROMPT, *right[0][0]], lambda at, every=every: at % every == every - 1)  # type: ignore[misc]
+        found, accepted = answer_with(start(name, n_drafted=1), first)
         assert found == right and accepted > 20
     draft = start(name)
-    found, accepted = told(start(name, n_drafted=1), ModelKind(draft, draft.n_vocab, ends=frozenset()))
+    found, accepted = answer_with(start(name, n_drafted=1), ModelKind(draft, draft.n_vocab, ends=frozenset()))
     assert found == right and accepted > 40

@@ -1,4 +1,4 @@
-"""Embeddings: right by the encoder itself, the same bits whatever shares the batch, turns, limits, cancelling."""
+"""Embeddings: equal to the reference encoder, the same bits in any batch, fair turns, limits, cancellation."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def vectors(embedder: Embedder, texts: list[list[int]]) -> list[Array]:
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_vectors_are_those_of_the_encoder(tmp_path: Path, start: Open, pooling: Pooling) -> None:
+def test_vectors_equal_the_reference_encoder(tmp_path: Path, start: Open, pooling: Pooling) -> None:
     path = make_bert(tmp_path / "m.gguf", classifier=True, n_scores=1)
     texts = some_texts(5, 20)
     w = weights_of(path)
@@ -106,11 +106,11 @@ def test_vectors_are_those_of_the_encoder(tmp_path: Path, start: Open, pooling: 
             Pooling.LAST: hidden[-1:],
             Pooling.RANK: head + w["cls.output.bias"],
         }[pooling]
-        # keys and values are halves here
+        # keys and values are F16 here
         np.testing.assert_allclose(found, expected, atol=5e-3)
 
 
-def test_an_encoder_on_several_devices_has_its_classifier_with_the_head(
+def test_classifier_lies_with_the_head_on_several_devices(
     tmp_path: Path, start: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_bert(tmp_path / "m.gguf", classifier=True, n_scores=2)
@@ -132,9 +132,7 @@ def test_an_encoder_on_several_devices_has_its_classifier_with_the_head(
 @pytest.mark.slow
 @pytest.mark.parametrize("wtype", ["F32", "F16", "Q8_0"])
 @pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.CLS])
-def test_a_texts_bits_do_not_depend_on_its_neighbours(
-    tmp_path: Path, start: Open, wtype: str, pooling: Pooling
-) -> None:
+def test_embedding_bits_do_not_depend_on_the_batch(tmp_path: Path, start: Open, wtype: str, pooling: Pooling) -> None:
     path = make_bert(tmp_path / "m.gguf", wtype=wtype)
     texts = some_texts(24, 60)
     embedder = start(path, pooling)
@@ -148,7 +146,7 @@ def test_a_texts_bits_do_not_depend_on_its_neighbours(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_llama, make_gemma3, partial(tiny.make, TINY["granitehybrid"])])
-def test_decoders_embed_too(tmp_path: Path, start: Open, make: Callable[[Path], Path]) -> None:
+def test_decoders_compute_embeddings(tmp_path: Path, start: Open, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "m.gguf")
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
     single = vectors(start(path, Pooling.NONE), texts)
@@ -157,14 +155,14 @@ def test_decoders_embed_too(tmp_path: Path, start: Open, make: Callable[[Path], 
     for tokens, final, average in zip(single, last, mean, strict=True):
         assert tokens[-1:].tobytes() == final.tobytes()
         np.testing.assert_allclose(average, tokens.mean(0, keepdims=True), rtol=1e-5, atol=1e-6)
-    # no token sees later ones
+    # no token attends to later ones
     (prefix,) = vectors(start(path, Pooling.NONE), [texts[0][:3]])
     assert prefix.tobytes() == single[0][:3].tobytes()
 
 
 @pytest.mark.slow
-def test_texts_begin_where_blocks_do(tmp_path: Path, start: Open) -> None:
-    """Texts that share a batch, in a model that sees chosen blocks of tokens."""
+def test_texts_start_at_block_boundaries(tmp_path: Path, start: Open) -> None:
+    """Several texts share a batch in a model that attends to selected blocks of tokens."""
     path = tiny.make(TINY["minimax-m3"], tmp_path / "m.gguf")
     texts = some_texts(3, 200, seed=3)
     embedder = start(path, Pooling.NONE, max_batch=768, n_ctx=256)
@@ -174,7 +172,7 @@ def test_texts_begin_where_blocks_do(tmp_path: Path, start: Open) -> None:
         assert vectors(embedder, [text])[0].tobytes() == found.tobytes()
 
 
-def test_a_text_longer_than_a_batch_where_only_its_last_token_counts(tmp_path: Path, start: Open) -> None:
+def test_last_token_pooling_accepts_texts_longer_than_a_batch(tmp_path: Path, start: Open) -> None:
     path = make_llama(tmp_path / "m.gguf")
     text = np.random.default_rng(1).integers(3, 300, 100).tolist()
     (whole,) = vectors(start(path, Pooling.LAST, max_batch=128), [text])
@@ -185,7 +183,7 @@ def test_a_text_longer_than_a_batch_where_only_its_last_token_counts(tmp_path: P
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_texts_that_cannot_be_computed(tmp_path: Path, start: Open) -> None:
+def test_invalid_texts_are_refused(tmp_path: Path, start: Open) -> None:
     embedder = start(make_bert(tmp_path / "m.gguf"), Pooling.MEAN, max_batch=64, n_ctx=32)
     for text, error in (
         ([], InvalidRequest),
@@ -209,7 +207,7 @@ def test_texts_that_cannot_be_computed(tmp_path: Path, start: Open) -> None:
 
 
 class Slow:
-    """A forward pass that waits to be let go; every row is its token."""
+    """A forward pass that waits until it is released; every row is its token."""
 
     n_vocab, max_batch, width = 100, 8, 1
     memory = Memory([KeysValues(32, 32)], MemoryOptions(n_cells=256))
@@ -217,14 +215,14 @@ class Slow:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.go = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self.error: Exception | None = None
 
     def submit(self, batch: Batch, scales: tuple[float, ...] = ()) -> Future[NDArray[np.float32]]:
         tokens = batch.tokens
         assert tokens is not None
         self.batches.append(tokens.tolist())
-        self.begun.release()
+        self.started.release()
         self.go.acquire()
         future: Future[NDArray[np.float32]] = Future()
         if self.error is not None:
@@ -246,7 +244,7 @@ def slow() -> Iterator[tuple[Slow, Embedder]]:
 def test_requests_take_turns(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     many = embedder.submit([[2] * 2, [3] * 2, [4] * 2, [5] * 2, [6] * 2])
     few = embedder.submit([[7] * 2])
     forward.go.release(100)
@@ -255,7 +253,7 @@ def test_requests_take_turns(slow: tuple[Slow, Embedder]) -> None:
     assert forward.batches == [[1] * 8, [2, 2, 7, 7, 3, 3, 4, 4], [5, 5, 6, 6]]
 
 
-def test_a_full_queue(slow: tuple[Slow, Embedder]) -> None:
+def test_full_queue_refuses_requests(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     futures = [embedder.submit([[1]]) for _ in range(3)]
     with pytest.raises(QueueFull):
@@ -266,7 +264,7 @@ def test_a_full_queue(slow: tuple[Slow, Embedder]) -> None:
     assert embedder.submit([[1]]).result(60)
 
 
-def test_memory_is_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_rows_are_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
     import llamado.engine.embedding.embedder as embedding
 
     _, embedder = slow
@@ -279,10 +277,10 @@ def test_memory_is_bounded(slow: tuple[Slow, Embedder], monkeypatch: pytest.Monk
         embedder.submit([[1] * 8])
 
 
-def test_cancelled_requests_leave_room(slow: tuple[Slow, Embedder]) -> None:
+def test_cancelled_requests_free_the_queue(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     first = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     second = embedder.submit([[3] * 8])
     third = embedder.submit([[4] * 8])
     assert embedder.snapshot().requests_processing == 1 and embedder.snapshot().requests_deferred == 2
@@ -295,11 +293,11 @@ def test_cancelled_requests_leave_room(slow: tuple[Slow, Embedder]) -> None:
     assert embedder.snapshot().requests_deferred == 0
 
 
-def test_a_failed_batch_ends_its_requests_alone(slow: tuple[Slow, Embedder]) -> None:
+def test_failed_batch_fails_only_its_requests(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     forward.error = ValueError("broken")
     lost = embedder.submit([[1] * 8, [2] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     forward.go.release()
     with pytest.raises(ComputeFailed, match="broken"):
         lost.result(60)
@@ -309,10 +307,10 @@ def test_a_failed_batch_ends_its_requests_alone(slow: tuple[Slow, Embedder]) -> 
     assert [2] * 8 not in forward.batches
 
 
-def test_closing(slow: tuple[Slow, Embedder]) -> None:
+def test_closing_ends_waiting_requests(slow: tuple[Slow, Embedder]) -> None:
     forward, embedder = slow
     embedder.submit([[1] * 8])
-    forward.begun.acquire(timeout=60)
+    forward.started.acquire(timeout=60)
     waiting = embedder.submit([[2] * 8])
     closing = threading.Thread(target=embedder.close)
     closing.start()
@@ -328,7 +326,7 @@ def test_closing(slow: tuple[Slow, Embedder]) -> None:
 # --- pooling and norms ------------------------------------------------------------------------------------------------
 
 
-def test_rows_wanted() -> None:
+def test_rows_needed_for_each_pooling() -> None:
     assert required_rows(Pooling.NONE, 5, True) == required_rows(Pooling.MEAN, 5, False) == (0, 5)
     assert required_rows(Pooling.CLS, 5, True) == required_rows(Pooling.RANK, 5, False) == (0, 1)
     assert required_rows(Pooling.LAST, 5, False) == required_rows(Pooling.RANK, 5, True) == (4, 5)
@@ -345,7 +343,7 @@ def test_a_pool_is_a_copy() -> None:
     ("kind", "norm"),
     [(0, 4 / 32760), (1, 7.0), (2, 5.0), (3, 91 ** (1 / 3))],
 )
-def test_norms(kind: int, norm: float) -> None:
+def test_normalization(kind: int, norm: float) -> None:
     x = np.array([[3, -4, 0], [0, 0, 0]], np.float32)
     np.testing.assert_allclose(normalize(x, kind), [[3 / norm, -4 / norm, 0], [0, 0, 0]], rtol=1e-6)
     assert normalize(x, -1).tobytes() == x.tobytes()

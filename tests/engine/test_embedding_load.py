@@ -1,4 +1,4 @@
-"""What a model that makes vectors is given of memory."""
+"""Memory that a model for embeddings gets at load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST = FitOptions().least_context
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that the machine has, as many as a test says."""
+    """Return a list with one item, the machine's free memory in bytes, for tests to change."""
     free = [1 << 40]
 
     def figures(device: Device) -> DeviceFigures:
@@ -38,7 +38,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def test_an_encoder_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: list[int]) -> None:
+def test_encoder_larger_than_memory_is_refused(tmp_path: Path, memory: list[int]) -> None:
     path = make_bert(tmp_path / "encoder.gguf")
     with LoadedModel.load(path, OPTIONS) as found:
         assert found.embedder is not None and found.embedder.submit([[5, 6]]).result()[0].n_tokens == 2
@@ -48,10 +48,10 @@ def test_an_encoder_that_memory_cannot_hold_is_refused(tmp_path: Path, memory: l
 
 
 @pytest.mark.slow
-def test_an_embedder_gets_what_answers_leave(
+def test_embedder_gets_the_memory_that_answers_leave(
     tmp_path: Path, memory: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Texts are cut shorter where the cells of answers and those of texts do not fit together."""
+    """Texts are limited to fewer tokens if the cells of answers and of texts do not fit together."""
     path = make_llama(tmp_path / "m.gguf", n_ctx=4 * LEAST, n_layer=8)
     cells = 4 * LEAST
     with LoadedModel.load(path, OPTIONS) as both:

@@ -1,4 +1,4 @@
-"""Models that cannot end their answers: it is said, and answers end after MOST_TOKENS unless somebody says when."""
+"""Models without an end token: a warning is logged, and answers end after MOST_TOKENS by default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .fake import FakeForward
 
 KEY = "tokenizer.chat_template"
 MOST_TOKENS = 128
-"""As many here, so that nobody waits for the real number of them."""
+"""A small MOST_TOKENS keeps the test quick."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> LoadedModel:
     return LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
 
 
-def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
+def test_missing_parts_of_a_model_are_detected(file: GGUFFile) -> None:
     tokenizer = load_tokenizer(file.metadata)
     assert lacks(file.metadata, tokenizer, None) == []
     plain = without(file.metadata, KEY)
@@ -64,7 +64,7 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [[], ["no template"]], ids=["whole", "lacking"])
-def test_where_answers_end(tiny: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_end_at_the_limit(tiny: Path, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.engine.loaded_model.MOST_TOKENS", MOST_TOKENS)
     with loaded(tiny, missing) as llama:
         messages = [{"role": "user", "content": "Hi"}]

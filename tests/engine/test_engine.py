@@ -55,7 +55,7 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 
 def alone(request: Request, **kw: Any) -> Result:
-    """The answer of an engine that does nothing else, token by token."""
+    """Return the answer of an engine that does nothing else, token by token."""
     with closing(Engine(FakeForward(max_batch=1), FakeTokenizer(), EngineOptions(n_slots=1, **kw))) as engine:
         return ask(engine, request)
 
@@ -98,8 +98,8 @@ def test_result_and_events(make: Make) -> None:
         assert probs.top[0].prob >= probs.top[1].prob >= probs.top[2].prob
 
 
-def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
-    """As llama-server's: first what is known already, which counts as processed; timings only for who wants them."""
+def test_progress_of_a_partly_cached_prompt(make: Make) -> None:
+    """As llama-server's: the first event counts cached tokens as processed; timings are only sent on request."""
     engine, _ = make(max_batch=8)
     prompt = list(range(1, 21))
     ask(engine, req(prompt, 1))
@@ -111,11 +111,11 @@ def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("n_prompt", "max_batch"), [(1, 8), (5, 64), (20, 8), (40, 64), (32, 64), (33, 64)])
-def test_tokens_of_a_prompt_have_their_probabilities(make: Make, n_prompt: int, max_batch: int) -> None:
-    """Those that the model gives them as an answer, whatever is in the cache and however the prompt is divided."""
+def test_prompt_tokens_have_probabilities(make: Make, n_prompt: int, max_batch: int) -> None:
+    """They equal the probabilities of those tokens as answers, whatever is cached and however the prompt is divided."""
     engine, _ = make(max_batch=max_batch)
     prompt = [3 * i % 50 for i in range(n_prompt)]
-    for _ in range(2):  # the second time all of it would be in the cache
+    for _ in range(2):  # the second time, the whole prompt would be in the cache
         client = send(engine, req(prompt, 2, n_probs=2, prompt_probs=True, cache_prompt=False))
         result = client.result
         assert [[one.token.id for one in event.prompt_probs] for event in client.tokens] == [prompt, []]
@@ -160,8 +160,8 @@ def test_seeds(make: Make) -> None:
     assert ask(engine, req(prompt, 30, s={"seed": -1})).seed != ask(engine, req(prompt, 30, s={"seed": -1})).seed
 
 
-def test_an_answer_goes_on_as_it_would_have(make: Make) -> None:
-    """Prompt plus the first half of an answer gives the second half: recovery depends on it."""
+def test_answer_continues_from_its_first_half(make: Make) -> None:
+    """Prompt plus the first half of an answer gives the second half; recovery depends on it."""
     engine, _ = make()
     prompt = [9, 8, 7]
     whole = ask(engine, req(prompt, 20, s={"repeat_penalty": 1.2})).tokens
@@ -180,7 +180,7 @@ def test_eog_ends_and_ignore_eos_bans(make: Make) -> None:
     assert all(token % 3 for token in ask(engine, req([1, 2], 200)).tokens)
 
 
-def test_context_full(make: Make) -> None:
+def test_full_context_ends_the_answer(make: Make) -> None:
     engine, _ = make(n_ctx=40)
     result = ask(engine, req([3] * 30, -1))
     assert (result.stop_type, result.truncated, result.n_prompt + result.n_predicted) == ("limit", True, 40)
@@ -229,7 +229,7 @@ def test_stop_string_across_tokens_is_held_back_and_cut(make: Make) -> None:
     assert (result.content, result.stop_type, result.stopping_word) == ("Hello world. ", "word", "END")
 
 
-def test_a_match_that_comes_to_nothing_is_released(make: Make) -> None:
+def test_partial_stop_string_is_released(make: Make) -> None:
     client = scripted(make, [b"a EN", b"D", b"EN", b"Dx", b"y EN"], stop=["ENDEND!"])
     assert [e.text for e in client.tokens] == ["a ", "", "", "ENDENDx", "y ", "EN"]
     assert (client.result.content, client.result.stop_type) == ("a ENDENDxy EN", "eos")
@@ -240,7 +240,7 @@ def test_the_first_of_several_stop_strings_wins(make: Make) -> None:
     assert (client.result.content, client.result.stopping_word) == ("one ", "two")
 
 
-def test_utf8_is_never_cut(make: Make) -> None:
+def test_utf8_characters_are_never_split(make: Make) -> None:
     text = "né🦙 日本"
     client = scripted(make, [bytes([b]) for b in text.encode()])
     for event in client.tokens:
@@ -259,7 +259,7 @@ def test_broken_utf8_at_the_end_becomes_a_replacement_character(make: Make) -> N
     assert client.text == client.result.content == "a�"
 
 
-def test_held_text_comes_out_at_a_limit(make: Make) -> None:
+def test_held_back_text_is_sent_at_the_limit(make: Make) -> None:
     client = scripted(make, [b"ab", b"cd", b"ef"], stop=["cdefgh"], n_predict=3)
     assert [e.text for e in client.tokens] == ["ab", "", "cdef"]
 
@@ -309,15 +309,15 @@ def test_prefix_of_another_slot_is_shared(make: Make) -> None:
     forward.sizes.clear()
     result = ask(engine, req([*system, 9, 9], 4, id_slot=1))
     assert (result.id_slot, result.n_cached, forward.sizes[0]) == (1, 300, 2)
-    assert [n for _, _, n in forward.copies] == [300 % 32], "but for the block that is not whole"
+    assert [n for _, _, n in forward.copies] == [300 % 32], "all but the incomplete block"
     until(lambda: engine.snapshot().kv_cells_shared == 288)
     assert engine.snapshot().kv_cells_used == 288 + 2 * 12 + 3 + 2 + 2 * 3
     assert result.tokens == alone(req([*system, 9, 9], 4)).tokens
 
 
 @pytest.mark.slow
-def test_a_busy_slot_lends_its_prefix(make: Make) -> None:
-    """Two clients with one long system prompt: it is computed once."""
+def test_prefix_of_a_busy_slot_is_shared(make: Make) -> None:
+    """Two clients share one long system prompt: it is evaluated once."""
     engine, forward = make(n_slots=3, max_batch=64)
     system = [random.Random(3).randrange(1, 97) for _ in range(400)]
     gate = threading.Event()
@@ -339,7 +339,7 @@ def test_slot_choice(make: Make) -> None:
     assert ask(engine, req([*b, 5], 2)).id_slot == second.id_slot
     assert ask(engine, req([3] * 40, 2)).id_slot == 2, "least recently used"
     assert ask(engine, req([4] * 40, 2)).id_slot == first.id_slot, "least recently used"
-    assert ask(engine, req(b, 2, id_slot=2)).id_slot == 2, "as asked for"
+    assert ask(engine, req(b, 2, id_slot=2)).id_slot == 2, "the requested slot"
 
 
 def test_a_long_conversation_is_not_thrown_away_for_a_short_prefix(make: Make) -> None:
@@ -347,7 +347,7 @@ def test_a_long_conversation_is_not_thrown_away_for_a_short_prefix(make: Make) -
     talk = [random.Random(4).randrange(1, 97) for _ in range(300)]
     ask(engine, req(talk, 2))
     other = ask(engine, req([*talk[:30], 5], 2))
-    assert other.n_cached == 30, "the beginning was shared"
+    assert other.n_cached == 30, "the prefix was shared"
     assert ask(engine, req([*talk, 7], 2)).n_cached >= 300
 
 
@@ -394,7 +394,7 @@ def random_request(rng: random.Random) -> Request:
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()),
 )
 @pytest.mark.parametrize("seed", first_of(range(2)))
-def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int) -> None:
+def test_requests_do_not_affect_each_other(make: Make, shape: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
     requests = [random_request(rng) for _ in range(60)]
     engine, _ = make(**shape)
@@ -441,7 +441,7 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 6), st.integers(1, 70))
-def test_any_shape(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> None:
+def test_answers_do_not_depend_on_engine_sizes(seed: int, n_slots: int, n_blocks: int, max_batch: int) -> None:
     rng = random.Random(seed)
     engine = Engine(
         FakeForward(n_blocks * 256, max_batch=max_batch), FakeTokenizer(), EngineOptions(n_slots=n_slots, n_ctx=400)
@@ -488,8 +488,8 @@ def test_a_long_prompt_does_not_stall_the_others(make: Make) -> None:
     reader.wait()
     talker.wait()
     sizes = forward.sizes[sizes_before:]
-    assert max(sizes) == 32, "a small batch while somebody is generating"
-    assert ask(engine, req([4] * 700, 1)) and max(forward.sizes[-4:]) == 512, "a full one when nobody is"
+    assert max(sizes) == 32, "a small batch while another request is generating"
+    assert ask(engine, req([4] * 700, 1)) and max(forward.sizes[-4:]) == 512, "a full batch otherwise"
 
 
 def test_prompts_wait_without_continuous_batching(make: Make) -> None:
@@ -534,7 +534,7 @@ def test_cancel_while_waiting(make: Make) -> None:
     assert second.events == []
 
 
-def test_a_failing_receiver_hurts_nobody_else(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_receiver_does_not_affect_other_requests(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine, _ = make(n_slots=2)
 
     def broken(event: object) -> None:
@@ -547,7 +547,7 @@ def test_a_failing_receiver_hurts_nobody_else(make: Make, caplog: pytest.LogCapt
     assert "the receiver of task 0 failed" in caplog.text
 
 
-def test_a_failing_forward_pass_fails_its_requests_only(make: Make) -> None:
+def test_failing_forward_pass_fails_only_its_requests(make: Make) -> None:
     engine, forward = make(n_slots=4)
     bad = [False]
 
@@ -590,13 +590,13 @@ def test_a_failing_copy_does_not_end_the_engine(make: Make) -> None:
 
 
 @pytest.mark.parametrize("blanks", ["  ", "\t\t", " \t"])
-def test_tabs_and_blanks_are_indents(blanks: str) -> None:
+def test_tabs_and_spaces_count_as_indentation(blanks: str) -> None:
     text = AnswerText(n_indent=2)
-    said = "".join(map(text.push, [b"x\n", blanks.encode() + b"y\n", blanks[:1].encode(), b"z"]))
-    assert said == f"x\n{blanks}y\n{blanks[:1]}" and text.outdented
+    output = "".join(map(text.push, [b"x\n", blanks.encode() + b"y\n", blanks[:1].encode(), b"z"]))
+    assert output == f"x\n{blanks}y\n{blanks[:1]}" and text.outdented
 
 
-def test_close_finishes_what_runs_in_time(make: Make) -> None:
+def test_close_waits_for_requests_within_its_timeout(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.before = lambda n: time.sleep(0.001)
     clients = [send(engine, req([i + 1], 20)) for i in range(3)]
@@ -607,7 +607,7 @@ def test_close_finishes_what_runs_in_time(make: Make) -> None:
     engine.close()
 
 
-def test_close_ends_what_takes_too_long(make: Make) -> None:
+def test_close_fails_requests_after_its_timeout(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.before = lambda n: time.sleep(0.001)
     running, waiting = send(engine, req([1], -1)), send(engine, req([2], -1))
@@ -616,7 +616,7 @@ def test_close_ends_what_takes_too_long(make: Make) -> None:
         assert isinstance(client.wait().events[-1], Failure)
 
 
-def test_an_idle_engine_sleeps(make: Make) -> None:
+def test_idle_engine_uses_no_cpu_time(make: Make) -> None:
     engine, _ = make()
     ask(engine, req([1], 2))
     settled(engine)
@@ -655,8 +655,8 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     assert engine.snapshot().counters.prompt_tokens_cached_total == 99
 
 
-def test_an_answer_that_is_over_is_seen_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while others go on, of which only now and then is seen how long they are."""
+def test_snapshot_shows_the_end_of_a_request_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while other requests run, whose lengths are published only now and then."""
     monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 1e9)
     engine, _ = make(n_slots=2, max_batch=64)
     seen: list[int] = []
@@ -665,18 +665,19 @@ def test_an_answer_that_is_over_is_seen_at_once(make: Make, monkeypatch: pytest.
     long.id = engine.submit(req([1] * 10, 200), long)
     short.id = engine.submit(req([2] * 10, 3), short)
     assert long.result.n_predicted == 200 and short.result.n_predicted == 3
-    assert [n for n, _ in itertools.groupby(seen)][-3:] == [2, 1, 0]  # who is told the last of it finds that it is over
+    # The client that gets the last token finds its request ended.
+    assert [n for n, _ in itertools.groupby(seen)][-3:] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
-def test_a_character_that_is_broken_off_is_replaced(stop: tuple[str, ...]) -> None:
-    """By what follows it, be that plain or the rest of another; and one in two tokens is whole."""
+def test_incomplete_character_is_replaced(stop: tuple[str, ...]) -> None:
+    """Text or another character may follow; a character split over two tokens stays whole."""
     text = AnswerText(stop)
     pieces = [b"a", "ß".encode()[:1], b"b", "猫".encode()[:2], "猫".encode()[2:], b"c", "猫".encode()[:1]]
     assert "".join([*map(text.push, pieces), text.finish()]) == "a\ufffdb猫c\ufffd"
 
 
-def test_a_closed_engine_leaves_the_forward_pass_to_the_next() -> None:
+def test_closed_engine_frees_the_forward_pass() -> None:
     forward = FakeForward(256)
     for seed in range(4):
         engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=256))

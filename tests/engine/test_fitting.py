@@ -1,4 +1,4 @@
-"""How much context a model gets where memory is short, and what is said about it: by a server, and by `plan`."""
+"""Context sizes that fit the memory, and the warnings about them in server logs and in the output of `plan`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wanted(n_ctx: int = 0, n_slots: int = 1, unified: bool = True) -> MemoryRequ
 
 
 def need(file: GGUFFile, n_ctx: int) -> int:
-    """Bytes of everything with so many tokens of context."""
+    """Return the bytes of weights, caches and working memory with so many tokens of context."""
     sizes = sizes_for(file, load_model(file), wanted(), n_ctx)
     return sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
 
@@ -60,17 +60,17 @@ def fitted(file: GGUFFile, free: int, n_ctx: int = 0, n_slots: int = 1, unified:
 
 
 @pytest.mark.slow
-def test_where_there_is_room_nothing_is_cut_or_said(file: GGUFFile) -> None:
+def test_enough_memory_changes_nothing_and_logs_nothing(file: GGUFFile) -> None:
     for n_ctx, tokens in ((0, TRAINED), (1024, 1024), (TRAINED, TRAINED)):
         found = fitted(file, need(file, tokens), n_ctx)
         assert (found.n_ctx_slot, found.n_cells, found.notes) == (tokens, tokens, ())
 
 
 @pytest.mark.parametrize("n_ctx", [0, 40000], ids=["the model's own", "-c"])
-def test_a_context_is_cut_to_what_memory_holds(file: GGUFFile, n_ctx: int) -> None:
+def test_context_is_cut_to_the_free_memory(file: GGUFFile, n_ctx: int) -> None:
     free = need(file, 20000)
     found = fitted(file, free, n_ctx)
-    assert need(file, found.n_cells) <= free < need(file, found.n_cells + 256), "all that fits is given"
+    assert need(file, found.n_cells) <= free < need(file, found.n_cells + 256), "the context uses all memory that fits"
     assert found.n_ctx_slot == found.n_cells == sum(found.sizes.kv) // 512
     assert placed(found.sizes, [here(free)], None) == found.placement
     (note,) = found.notes
@@ -82,13 +82,13 @@ def test_a_context_is_cut_to_what_memory_holds(file: GGUFFile, n_ctx: int) -> No
         assert option in note
 
 
-def test_a_context_is_not_cut_to_next_to_nothing(file: GGUFFile) -> None:
+def test_context_is_not_cut_below_the_minimum(file: GGUFFile) -> None:
     assert fitted(file, need(file, LEAST_CONTEXT)).n_cells == LEAST_CONTEXT
     sizes = sizes_for(file, load_model(file), wanted(), LEAST_CONTEXT)
     with pytest.raises(NotEnoughMemory, match="not enough memory: CPU needs"):
         fitted(file, need(file, LEAST_CONTEXT) - sizes.weights - 1)
     with pytest.raises(NotEnoughMemory, match="not enough memory: CPU needs"):
-        fitted(file, need(file, 1024) - sizes.weights - 1, 1024)  # less than that only where less was asked for
+        fitted(file, need(file, 1024) - sizes.weights - 1, 1024)  # a smaller context is only given on request
 
 
 def test_mapped_weights_may_be_more_than_memory(file: GGUFFile) -> None:
@@ -106,7 +106,7 @@ def test_mapped_weights_may_be_more_than_memory(file: GGUFFile) -> None:
     assert found.notes == () or "again and again" in found.notes[0]
 
 
-def test_what_does_not_help_is_not_advised(file: GGUFFile) -> None:
+def test_error_suggests_only_options_that_help(file: GGUFFile) -> None:
     sizes = sizes_for(file, load_model(file), wanted(), 512)
     with pytest.raises(NotEnoughMemory) as error:
         placed(sizes, [here(sizes.weights // 2)], None)
@@ -120,11 +120,11 @@ def allowed(**more: Any) -> MemoryRequest:
     return wanted()._replace(fit=FitOptions(**more))
 
 
-def test_memory_is_left_to_others(file: GGUFFile) -> None:
+def test_fit_target_leaves_memory_free(file: GGUFFile) -> None:
     model, margin = load_model(file), 8 << 20
     total = need(file, 20000) + margin
     lines = []
-    for target in ((margin,), (3 << 20, margin)):  # of two, the second is this machine's where there is one worker
+    for target in ((margin,), (3 << 20, margin)):  # the second of two applies to this machine if there is one worker
         far = DeviceFigures(name="RPC0[h:1]", local=False, free=1 << 40, total=1 << 40, decode=1e9, prefill=1e9)
         split = SplitOptions(rpc=("h:1",), n_gpu_layers=0) if len(target) == 2 else None
         figures = [here(total)] if split is None else [here(total), far]
@@ -132,22 +132,22 @@ def test_memory_is_left_to_others(file: GGUFFile) -> None:
         assert found.n_cells == 20224
         lines += found.notes
     assert "Of what is free 8.0 MiB are left to others (--fit-target)" in lines[0] and "3.0 MiB/8.0 MiB" in lines[1]
-    # It is this machine's memory in all that something is left of, not what others have left of it.
+    # The margin is taken from this machine's total memory; memory that other programs use counts towards it.
     busy = DeviceFigures(name="CPU", local=True, free=need(file, 20000), total=total, decode=1e9, prefill=1e9)
     assert fit(file, model, allowed(target=(margin,)), [busy], None).n_cells == found.n_cells
-    # Where nothing can be left, nothing is.
+    # A margin that cannot be kept is dropped.
     found = fit(file, model, allowed(target=(1 << 40,)), [here(need(file, TRAINED))], None)
     assert (found.n_cells, found.notes) == (TRAINED, ())
 
 
-def test_a_worker_keeps_memory_too(file: GGUFFile) -> None:
+def test_fit_target_applies_to_workers(file: GGUFFile) -> None:
     far = DeviceFigures(name="RPC0[h:1]", local=False, free=need(file, 9000) + (8 << 20), total=1 << 40, decode=1e10)
     split = SplitOptions(rpc=("h:1",), n_gpu_layers=3)
     found = fit(file, load_model(file), allowed(target=(8 << 20,)), [here(1 << 40), far], split)
     assert LEAST_CONTEXT <= found.n_cells < 9300 and "(--fit-target)" in found.notes[0]
 
 
-def test_nothing_is_changed_that_may_not_be(file: GGUFFile) -> None:
+def test_only_allowed_settings_change(file: GGUFFile) -> None:
     with pytest.raises(NotEnoughMemory):
         fit(file, load_model(file), allowed(on=False), [here(need(file, 20000) - file.nbytes)], None)
     free = need(file, 2000)
@@ -170,7 +170,7 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
         assert (found.n_cells, found.wanted.max_batch, found.wanted.type_k) == (LEAST_CONTEXT, n_batch, TensorType.F16)
         assert f"batches are cut from 512 tokens (-ub) to {n_batch}: not enough memory" in found.notes[0]
         assert placed(found.sizes, [here(free)], None) == found.placement
-    assert least_need(64) - least_need(64, TensorType.Q8_0) > (1 << 19), "else the next is no test"
+    assert least_need(64) - least_need(64, TensorType.Q8_0) > (1 << 19), "otherwise the next check is void"
     found = fit(file, model, allowed(batch=True, cache=True), [here(least_need(64, TensorType.Q8_0))], None)
     assert (found.wanted.max_batch, found.wanted.type_k, found.wanted.type_v) == (64, TensorType.Q8_0, TensorType.Q8_0)
     assert "the K/V cache is q8_0 instead of f16 (-ctk)" in found.notes[0]
@@ -178,14 +178,14 @@ def test_batches_and_then_the_cache_become_smaller(file: GGUFFile) -> None:
     assert (found.wanted.max_batch, found.wanted.type_k) == (512, TensorType.Q8_0)
     given = allowed(batch=True, cache=True)._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
     assert fit(file, model, given, [here(least_need(64, TensorType.Q8_0))], None).wanted.type_k is TensorType.Q8_0
-    with pytest.raises(NotEnoughMemory) as error:  # what even the least lacks
+    with pytest.raises(NotEnoughMemory) as error:  # the error names the memory that even the smallest settings need
         fit(file, model, allowed(batch=True, cache=True), [here(plain.weights // 2)], None) if file.mapped else None
         fit(file, model, allowed(batch=True, cache=True), [here(1 << 20)], None)
     assert error.value.missing["CPU"] <= least_need(64, TensorType.Q8_0)
 
 
 @pytest.mark.slow
-def test_a_model_runs_as_it_was_fitted(
+def test_model_runs_with_the_fitted_sizes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "llamado")
@@ -202,7 +202,7 @@ def test_a_model_runs_as_it_was_fitted(
         assert len(llama.complete("one two three " * 40, n_predict=3, ignore_eos=True).tokens) == 3
 
 
-def test_a_context_beyond_the_training_is_cut_and_said(file: GGUFFile) -> None:
+def test_context_beyond_training_is_cut_and_logged(file: GGUFFile) -> None:
     found = fitted(file, 1 << 40, 3 * TRAINED)
     assert found.n_ctx_slot == TRAINED
     assert found.notes == (
@@ -212,13 +212,13 @@ def test_a_context_beyond_the_training_is_cut_and_said(file: GGUFFile) -> None:
     assert divided.n_ctx_slot == 3 * TRAINED // 4 and divided.notes == ()
 
 
-def test_slots_divide_what_is_left(file: GGUFFile) -> None:
+def test_slots_divide_the_fitted_context(file: GGUFFile) -> None:
     found = fitted(file, need(file, 20000), 40000, n_slots=4, unified=False)
     assert 4 * found.n_ctx_slot <= found.n_cells <= 20000 + 4 * 256 and need(file, found.n_cells) <= need(file, 20000)
 
 
-def test_every_slot_gets_all_where_what_does_not_fit_may_be_cut(file: GGUFFile) -> None:
-    """llama.cpp's: with --fit a context that nobody gave is that of the training for each slot, else for all."""
+def test_fit_gives_each_slot_the_training_context(file: GGUFFile) -> None:
+    """As in llama.cpp: with --fit, each slot gets the training context by default; without it, all slots share one."""
     model, divided = load_model(file), wanted(n_slots=4, unified=False)
     found = fit(file, model, divided, [here(1 << 40)], None)
     assert (found.n_ctx_slot, found.n_cells, found.notes) == (TRAINED, 4 * TRAINED, ())
@@ -227,11 +227,11 @@ def test_every_slot_gets_all_where_what_does_not_fit_may_be_cut(file: GGUFFile) 
     assert fit(file, model, wanted(n_slots=4), [here(1 << 40)], None).n_cells == TRAINED
     found = fit(file, model, divided, [here(need(file, 4 * LEAST_CONTEXT))], None)
     assert found.n_ctx_slot == LEAST_CONTEXT
-    with pytest.raises(NotEnoughMemory):  # each slot has the least
+    with pytest.raises(NotEnoughMemory):  # each slot needs the minimum
         fit(file, model, divided, [here(need(file, 3 * LEAST_CONTEXT) - file.nbytes)], None)
 
 
-def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
+def test_context_of_a_split_model_is_cut(file: GGUFFile) -> None:
     far = DeviceFigures(name="RPC0[h:1]", local=False, free=need(file, 9000), total=1 << 40, decode=1e10, prefill=1e9)
     split = SplitOptions(rpc=("h:1",), n_gpu_layers=3)
     found = fit(file, load_model(file), wanted(), [here(1 << 40), far], split)
@@ -240,7 +240,7 @@ def test_a_divided_models_context_is_cut_too(file: GGUFFile) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_says_what_plan_says(
+def test_server_and_plan_log_the_same_warnings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with GGUFFile.open(folder / "tiny.gguf") as file:
@@ -266,7 +266,7 @@ def test_a_server_says_what_plan_says(
 
 
 @pytest.mark.parametrize(("n_slots", "unified"), [(1, True), (2, True), (2, False)])
-def test_cells_that_no_slot_can_use_are_not_kept(folder: Path, n_slots: int, unified: bool) -> None:
+def test_cells_beyond_the_training_context_are_not_allocated(folder: Path, n_slots: int, unified: bool) -> None:
     with GGUFFile.open(folder / "tiny.gguf") as file:
         found = fitted(file, 1 << 40, 5 * TRAINED, n_slots, unified)
         assert (found.n_ctx_slot, found.n_cells) == (TRAINED, n_slots * TRAINED)

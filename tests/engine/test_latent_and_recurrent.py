@@ -1,4 +1,4 @@
-"""Models that remember latent rows, or states beside keys and values: the same bits however they are asked."""
+"""Models with latent rows, or with states besides keys and values: the same bits however they are evaluated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def allocated(runner: ModelRunner) -> Handle:
 
 
 def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MAX_BATCH) -> Array:
-    """Logits of every token that a sequence goes on with."""
+    """Return the logits of every token that continues a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
@@ -86,7 +86,7 @@ def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MA
 
 @pytest.fixture
 def right(start: Open) -> Array:
-    """Logits of every token, one read after the other."""
+    """Return the logits of every token, evaluated one at a time."""
     runner = start()
     return feed(runner, allocated(runner), text(), 1)
 
@@ -95,7 +95,7 @@ def same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
+def test_memory_sizes_of_cells_and_states(start: Open, kind: Kind, path: Path) -> None:
     memory = start().memory
     with GGUFFile.open(path) as file:
         sizes = model_sizes(file, kind(file), MemoryOptions(n_cells=1536, n_sequences=3, max_batch=MAX_BATCH))
@@ -111,23 +111,23 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [MAX_BATCH, 7, 2])
-def test_a_prompt_in_chunks(start: Open, right: Array, chunk: int) -> None:
+def test_chunked_prefill_gives_the_same_bits(start: Open, right: Array, chunk: int) -> None:
     runner = start()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
 @pytest.mark.slow
-def test_types_of_a_latent_cache(start: Open, kind: Kind) -> None:
+def test_latent_cache_types(start: Open, kind: Kind) -> None:
     if kind is Deepseek2Model:
         plain, packed = start(type_k=TensorType.F32), start(type_k=TensorType.Q8_0)
         a, b = (feed(runner, allocated(runner), text()[:40]) for runner in (plain, packed))
-        # Some tokens choose another expert: all their numbers differ.
+        # Some tokens select another expert, so all their values differ.
         assert 0 < np.median(np.abs(a - b)) < 0.02 * a.std()
 
 
 @pytest.mark.slow
-def test_among_strangers(start: Open, right: Array) -> None:
-    """Two others decode and read while ours is read in shares of any size."""
+def test_other_sequences_do_not_change_bits(start: Open, right: Array) -> None:
+    """Two other sequences decode and prefill while this one is evaluated in pieces of any size."""
     runner, rng = start(), np.random.default_rng(1)
     handles = [allocated(runner) for _ in range(3)]
     texts, found = [text(), text(1), text(2)], []
@@ -147,7 +147,7 @@ def test_among_strangers(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_going_back(start: Open, right: Array, kind: Kind) -> None:
+def test_rewinding_gives_the_same_bits(start: Open, right: Array, kind: Kind) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 199)
@@ -162,7 +162,7 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
 
 
 @pytest.mark.slow
-def test_a_beginning_is_shared(start: Open, right: Array) -> None:
+def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
     runner = start()
     memory, src = runner.memory, allocated(runner)
     memory.mark(src, 199)
@@ -173,7 +173,7 @@ def test_a_beginning_is_shared(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
+def test_saved_rows_restore_in_another_runner(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 150)
@@ -193,8 +193,8 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
+def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several turns, a repeated question, another ending, an evicted sequence, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     runner, plain = start(), start()
     engine = Engine(
@@ -202,7 +202,7 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     alone = Engine(plain, TOKENIZER, EngineOptions(n_slots=1, n_ctx=512))
     try:
-        said, n_cached = text(4, 150), 0
+        prompt, n_cached = text(4, 150), 0
 
         def check(prompt: list[int], **options: Any) -> list[int]:
             nonlocal n_cached
@@ -212,26 +212,28 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             n_cached += found.n_cached
             return found.tokens
 
-        first = check(said, id_slot=0)
-        check(said, id_slot=0)
-        check([*said, *first, 7, 8, 9], id_slot=0)
-        check(said[:-1] + text(5, 20), id_slot=1)
+        first = check(prompt, id_slot=0)
+        check(prompt, id_slot=0)
+        check([*prompt, *first, 7, 8, 9], id_slot=0)
+        check(prompt[:-1] + text(5, 20), id_slot=1)
         for slot in range(3):
             check(text(6 + slot, 80), id_slot=slot)
-        check([*said, *first, 7, 8, 9, 10], id_slot=2)
+        check([*prompt, *first, 7, 8, 9, 10], id_slot=2)
         assert n_cached > 4 * 140
         engine.save_slot(2, tmp_path / "a").result(60)
         engine.restore_slot(1, tmp_path / "a").result(60)
         until(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
-        check([*said, *first, 7, 8, 9, 10], id_slot=1)
+        check([*prompt, *first, 7, 8, 9, 10], id_slot=1)
     finally:
         engine.close()
         alone.close()
 
 
 @pytest.mark.slow
-def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of each sort lie on two devices, and one dies twice in the middle of answers."""
+def test_losing_a_worker_does_not_change_answers(
+    kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of each kind lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
     runner = start()
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
@@ -239,22 +241,24 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
     assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
     engine.close()
     monkeypatch.setattr(test_restore, "load_model", kind)
-    home = test_restore.House(path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
+    cluster = test_restore.Cluster(
+        path, Placement((1, 1, 2, 2), 2), jit, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH
+    )
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
             until(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
-            home.device(1).die()
+            cluster.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
 @pytest.mark.slow
-def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
+def test_latent_attention_equals_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
     if kind is Deepseek2Model:
         monkeypatch.setattr(reference, "load_model", kind)
         expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
@@ -262,7 +266,7 @@ def test_latent_attention_is_that_of_the_reference(path: Path, kind: Kind, start
         assert np.abs(found - expected).max() < 0.01 * expected.std()
 
 
-def test_a_value_is_the_beginning_of_its_row(path: Path, kind: Kind) -> None:
+def test_latent_values_are_a_view_of_the_keys(path: Path, kind: Kind) -> None:
     if kind is Deepseek2Model:
         with GGUFFile.open(path) as file:
             model = kind(file)

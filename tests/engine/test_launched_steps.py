@@ -1,5 +1,6 @@
-"""What is told while the next step is computed: answers are those of an engine that waits for each step, whatever
-happens between a step's launch and its end.
+"""Launched steps: tokens are sent while the next step runs.
+
+Answers equal those of an engine that waits for each step, whatever happens between a step's launch and its end.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from llamado.models import load_model
 
 from .fake import Client, FakeTokenizer, ask, new_engine, send
 
-Make = Callable[..., tuple[Engine, "Counting"]]
+Make = Callable[..., tuple[Engine, "CountingDevice"]]
 
 LETTERS = FakeTokenizer({i: bytes([97 + i % 26]) for i in range(320)})
 
 
-class Counting(CpuDevice):
-    """Counts what is launched; `fails`: how many may be before one is lost once it is on its way."""
+class CountingDevice(CpuDevice):
+    """Counts launched steps; the step with the number `fails` is lost after its launch."""
 
     n = 0
     fails: int | None = None
 
     @property
     def launched(self) -> bool:
-        """Whether something is, and nobody waited for it yet."""
+        """True while a launched step has not been waited for."""
         return self.team._launched
 
     def launch(self, graph: Graph) -> None:
@@ -62,16 +63,16 @@ class Counting(CpuDevice):
             raise RuntimeError("the step is lost")
 
 
-class AtOnce(Counting):
-    """Computes what is launched before it says so."""
+class SynchronousDevice(CountingDevice):
+    """Computes a step before `launch` returns."""
 
     def launch(self, graph: Graph) -> None:
         self.n += 1
         self.submit(graph)
 
 
-class Late(Counting):
-    """The thread that launches comes back when the others have done all of it."""
+class LateDevice(CountingDevice):
+    """Delays the launching thread until the other threads have finished the step."""
 
     def finish(self) -> None:
         if self.launched:
@@ -99,10 +100,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(path: Path, jit: Jit) -> Iterator[Make]:
-    """Engines with devices of their own."""
+    """Return a function that starts engines, each with its own device."""
     opened: list[tuple[Engine, ModelRunner]] = []
 
-    def build(kind: type[Counting] = Counting, n_threads: int = 2, **options: Any) -> tuple[Engine, Counting]:
+    def build(
+        kind: type[CountingDevice] = CountingDevice, n_threads: int = 2, **options: Any
+    ) -> tuple[Engine, CountingDevice]:
         device, file = kind(n_threads, jit=jit), GGUFFile.open(path)
         forward = ModelRunner(file, load_model(file), [device], RunnerOptions(n_cells=1024, max_batch=64))
         engine = new_engine(forward, LETTERS, **{"n_slots": 4, "n_ctx": 256, "n_threads": 2, **options})
@@ -127,57 +130,59 @@ def req(
     )
 
 
-def told(client: Client) -> list[Any]:
-    """All that whoever asked was told, but for times."""
+def received(client: Client) -> list[Any]:
+    """Return all events a client received, without times."""
     pieces = [(event.text, event.tokens, event.probs, event.index) for event in client.tokens]
     result = client.result
     return [*pieces, result.content, result.tokens, result.stop_type, result.stopping_word, result.truncated]
 
 
-def answers(make: Make, kind: type[Counting], requests: list[Request], **options: Any) -> tuple[list[Any], Counting]:
-    """What each is told, one after the other and all at once."""
+def answers(
+    make: Make, kind: type[CountingDevice], requests: list[Request], **options: Any
+) -> tuple[list[Any], CountingDevice]:
+    """Return the events of each request, run one after the other and then concurrently."""
     engine, device = make(kind, **options)
-    found = [told(send(engine, request).wait()) for request in requests]
-    return found + [told(client.wait()) for client in [send(engine, request) for request in requests]], device
+    found = [received(send(engine, request).wait()) for request in requests]
+    return found + [received(client.wait()) for client in [send(engine, request) for request in requests]], device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [Counting, Late])
+@pytest.mark.parametrize("late", [CountingDevice, LateDevice])
 @pytest.mark.parametrize("n_threads", first_of([2, 1, 3]))
-def test_answers_are_those_of_one_step_after_the_other(make: Make, late: type[Counting], n_threads: int) -> None:
-    whole = ask(make(AtOnce)[0], req(40)).content
+def test_answers_equal_those_of_synchronous_steps(make: Make, late: type[CountingDevice], n_threads: int) -> None:
+    whole = ask(make(SynchronousDevice)[0], req(40)).content
     requests = [
-        req(40, stop=[whole[7:10]], n_probs=3),  # of three tokens
+        req(40, stop=[whole[7:10]], n_probs=3),  # three tokens long
         req(60, constraint=Evens()),
         req(80, temperature=0.0),
         req(100, 1),
     ]
-    expected, plain = answers(make, AtOnce, requests)
+    expected, plain = answers(make, SynchronousDevice, requests)
     assert expected[0][-3:] == ["word", whole[7:10], False] and expected[0][-5] == whole[: whole.index(whole[7:10])]
     found, device = answers(make, late, requests, n_threads=n_threads)
     assert found == expected
-    if late is Counting and n_threads == 2:
-        one_by_one = [make(kind, n_slots=1) for kind in (AtOnce, Counting)]
+    if late is CountingDevice and n_threads == 2:
+        one_by_one = [make(kind, n_slots=1) for kind in (SynchronousDevice, CountingDevice)]
         for engine, _ in one_by_one:
-            assert [told(send(engine, request).wait()) for request in requests] == expected[:4]
-        assert one_by_one[0][1].n == one_by_one[1][1].n, "no step for an answer that is over"
+            assert [received(send(engine, request).wait()) for request in requests] == expected[:4]
+        assert one_by_one[0][1].n == one_by_one[1][1].n, "no extra step after the end of an answer"
     assert device.n and plain.n
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"drafts": True}, {"context_shift": True, "n_ctx": 32}, {"n_batch": 8}])
-def test_drafts_shifts_and_prompts_in_pieces(make: Make, options: dict[str, Any]) -> None:
+def test_drafts_shifts_and_chunked_prompts_equal_synchronous_steps(make: Make, options: dict[str, Any]) -> None:
     requests = [req(40, 60), req(60, 60, temperature=0.0), req(40, 60, return_progress=True)]
 
     def fresh() -> dict[str, Any]:
         return {**options, "drafts": DraftManager([Suffix()])} if "drafts" in options else options
 
-    expected, _ = answers(make, AtOnce, requests, **fresh())
-    for kind in (Counting, Late):
+    expected, _ = answers(make, SynchronousDevice, requests, **fresh())
+    for kind in (CountingDevice, LateDevice):
         assert answers(make, kind, requests, **fresh())[0] == expected
 
 
-def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
+def test_tokens_are_sent_while_the_next_step_runs(make: Make) -> None:
     engine, device = make()
     launched: list[tuple[int, bool]] = []
 
@@ -186,8 +191,8 @@ def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
             launched.append((event.index, device.launched))
 
     assert send(engine, req(40, 6), note).result.n_predicted == 6
-    assert launched == [(i, i < 5) for i in range(6)], "all but the last, which nothing comes behind"
-    # and one that ends while another goes on, too
+    assert launched == [(i, i < 5) for i in range(6)], "all but the last, which no step follows"
+    # The same holds for an answer that ends while another request runs.
     launched.clear()
     other = send(engine, req(60, 200))
     send(engine, req(40, 6), note).wait()
@@ -196,10 +201,8 @@ def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
 
 
 @pytest.mark.parametrize("spare_core", [False, True])
-def test_who_deals_with_tokens_has_the_engine_s_core(
-    make: Make, monkeypatch: pytest.MonkeyPatch, spare_core: bool
-) -> None:
-    """Once a step, while others compute, and only where there is no other core."""
+def test_flush_runs_while_the_next_step_computes(make: Make, monkeypatch: pytest.MonkeyPatch, spare_core: bool) -> None:
+    """The callback runs once per step, while other cores compute, and only if no other core is free."""
     monkeypatch.setattr("llamado.engine.options.cores", lambda: 3 if spare_core else 2)
     engine, device = make()
     seen: list[tuple[int, bool]] = []
@@ -216,14 +219,14 @@ def test_who_deals_with_tokens_has_the_engine_s_core(
         assert not seen
     else:
         assert seen and all(launched for _, launched in seen)
-        told_by_then = [n for n, _ in seen]
-        assert told_by_then == sorted(set(told_by_then)), "once for all tokens of a step"
-        assert told_by_then[-1] >= 10, "in every step but the last"
+        counts = [n for n, _ in seen]
+        assert counts == sorted(set(counts)), "once for all tokens of a step"
+        assert counts[-1] >= 10, "in every step but the last"
 
 
 @pytest.mark.parametrize("how", ["drafts", "states"])
-def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Not for a model that drafts, nor for a batch in parts."""
+def test_tokens_are_sent_before_slow_work(make: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Tokens are sent before a draft model runs, and before a batch that is split in parts."""
     engine, device = make(drafts=DraftManager([Suffix()]) if how == "drafts" else None)
     if how == "drafts":
         monkeypatch.setattr(DraftManager, "takes_long", True)
@@ -236,10 +239,10 @@ def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
-def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
-    """It is told nothing more; its neighbor, and who has its cells next, get what they get anyway."""
-    plain, _ = make(AtOnce)
-    expected = [told(send(plain, request).wait()) for request in (req(60), req(40, 30))]
+def test_dropping_a_request_between_launch_and_end(make: Make, how: str) -> None:
+    """The dropped client gets no more events; its neighbor, and the next request in its cells, are unaffected."""
+    plain, _ = make(SynchronousDevice)
+    expected = [received(send(plain, request).wait()) for request in (req(60), req(40, 30))]
     engine, device = make()
     dropped = Client()
     at: list[bool] = []
@@ -248,51 +251,51 @@ def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
         if isinstance(event, Token) and event.index == 3:
             at.append(device.launched)
             if how == "fails":
-                raise RuntimeError("nobody is there")
+                raise RuntimeError("the client is gone")
             engine.cancel(dropped.id)
 
     dropped.on_event = drop
     neighbor = send(engine, req(60))
     dropped.id = engine.submit(req(40, 200), dropped)
-    assert told(neighbor.wait()) == expected[0]
+    assert received(neighbor.wait()) == expected[0]
     until(lambda: not engine.snapshot().requests_processing)
     assert at == [True] and [event.index for event in dropped.tokens] == [0, 1, 2, 3] and not dropped.over.is_set()
-    assert told(send(engine, req(40, 30)).wait()) == expected[1]
+    assert received(send(engine, req(40, 30)).wait()) == expected[1]
 
 
-def test_a_request_that_a_neighbour_drops(make: Make) -> None:
-    """Its token of the same step waits to be told, and is not told any more."""
+def test_dropping_a_request_from_another_requests_callback(make: Make) -> None:
+    """The token of the dropped request in the same step is not sent."""
     engine, _ = make()
-    other, told_before = Client(), []
+    other, n_received = Client(), []
 
     def drop(event: Event) -> None:
         if isinstance(event, Token) and event.index == 8:
             engine.cancel(other.id)
-            told_before.append(len(other.tokens))
+            n_received.append(len(other.tokens))
 
     first = Client(drop)
     first.id = engine.submit(req(60), first)
     other.id = engine.submit(req(40, 200), other)
     first.wait()
     until(lambda: not engine.snapshot().requests_processing)
-    assert told_before == [len(other.tokens)] and other.tokens and not other.over.is_set()
+    assert n_received == [len(other.tokens)] and other.tokens and not other.over.is_set()
 
 
-def test_a_step_that_is_lost_on_its_way(make: Make) -> None:
-    """Whoever is in it is told all tokens before, then the error; the next ones are answered."""
-    expected = told(send(make(AtOnce)[0], req(40)).wait())
+def test_losing_a_launched_step_fails_its_requests(make: Make) -> None:
+    """The client gets all earlier tokens, then the error; later requests are answered."""
+    expected = received(send(make(SynchronousDevice)[0], req(40)).wait())
     engine, device = make()
     device.fails = device.n + 5
     client = send(engine, req(40)).wait()
     assert isinstance(client.events[-1], Failure) and isinstance(client.events[-1].error, ComputeFailed)
     assert [(event.text, event.tokens) for event in client.tokens] == [piece[:2] for piece in expected[:4]]
-    assert told(send(engine, req(40)).wait()) == expected
+    assert received(send(engine, req(40)).wait()) == expected
 
 
 @pytest.mark.parametrize("where", ["its own thread", "another thread"])
-def test_an_engine_that_is_closed_in_between(make: Make, where: str) -> None:
-    """It ends at once, with nothing on its way; another one goes on with the same device."""
-    expected = told(send(make(AtOnce)[0], req(40)).wait())
+def test_closing_an_engine_with_a_launched_step(make: Make, where: str) -> None:
+    """The engine closes at once, with no step in flight; another engine can use the same device."""
+    expected = received(send(make(SynchronousDevice)[0], req(40)).wait())
     engine, device = make()
     launched: list[bool] = []
 
@@ -311,5 +314,5 @@ def test_an_engine_that_is_closed_in_between(make: Make, where: str) -> None:
     engine._thread.join(60)
     assert not engine._thread.is_alive() and launched == [True] and not device.launched
     again = Engine(engine._forward, LETTERS, EngineOptions(n_slots=4, n_ctx=256))
-    assert told(send(again, req(40)).wait()) == expected
+    assert received(send(again, req(40)).wait()) == expected
     again.close()

@@ -44,7 +44,7 @@ def llama(tiny: Path) -> Iterator[LoadedModel]:
         yield llama
 
 
-def test_generate_whole_and_in_pieces(llama: LoadedModel) -> None:
+def test_generate_returns_and_streams_text(llama: LoadedModel) -> None:
     whole = llama.generate("Hello world")
     assert whole and "".join(llama.generate("Hello world", stream=True)) == whole
     assert llama.generate(llama.tokenize("Hello world", add_special=True)) == whole
@@ -61,14 +61,16 @@ def test_chat_renders_the_template(llama: LoadedModel) -> None:
     assert "".join(llama.chat(messages, stream=True, n_predict=7)) == expected
 
 
-def test_chat_goes_on_with_an_answer_that_has_begun(llama: LoadedModel) -> None:
+def test_chat_continues_a_given_answer(llama: LoadedModel) -> None:
     user = {"role": "user", "content": "How are you?"}
     prompt = llama.template.render([user]) + "I am"
     expected = llama.generate(llama.tokenize(prompt, add_special=True), n_predict=7)
-    begun = {"role": "assistant", "content": "I am"}
-    assert llama.chat([user, begun], n_predict=7) == expected
-    assert llama.chat([user, {**begun, "content": [{"type": "text", "text": "I am"}]}], n_predict=7) == expected
-    assert llama.chat([user, begun, user], n_predict=7) != expected
+    partial_answer = {"role": "assistant", "content": "I am"}
+    assert llama.chat([user, partial_answer], n_predict=7) == expected
+    assert (
+        llama.chat([user, {**partial_answer, "content": [{"type": "text", "text": "I am"}]}], n_predict=7) == expected
+    )
+    assert llama.chat([user, partial_answer, user], n_predict=7) != expected
 
 
 def test_leaving_a_stream_ends_its_request(llama: LoadedModel) -> None:
@@ -92,13 +94,13 @@ def test_errors_reach_the_caller(llama: LoadedModel) -> None:
         llama.generate("Hello")
 
 
-def test_tokens_and_text(llama: LoadedModel) -> None:
+def test_tokenize_and_detokenize(llama: LoadedModel) -> None:
     tokens = llama.tokenize("The quick brown fox")
     assert llama.detokenize(tokens) == "The quick brown fox"
 
 
 @pytest.mark.slow
-def test_many_threads(llama: LoadedModel) -> None:
+def test_requests_from_many_threads(llama: LoadedModel) -> None:
     expected = {i: llama.generate("Hello", seed=i) for i in range(8)}
     got: dict[int, str] = {}
     threads = [threading.Thread(target=lambda i=i: got.update({i: llama.generate("Hello", seed=i)})) for i in range(8)]
@@ -118,8 +120,8 @@ def test_context_size() -> None:
 
 
 @pytest.mark.full
-def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
-    """Alone, among others, after others: the same text, on the real device."""
+def test_concurrent_requests_on_a_real_device_match_single_ones(tiny: Path) -> None:
+    """The text on a real device is the same alone, among other requests, and after them."""
     prompt, options = "One two three", {"n_predict": 24, "ignore_eos": True}
     with LoadedModel.load(tiny, EngineOptions(n_slots=1, n_ctx=512)) as alone:
         expected = [alone.generate(prompt, seed=i, **options) for i in range(6)]
@@ -146,7 +148,7 @@ def test_load_errors_are_named(tiny: Path) -> None:
         LoadedModel.load(tiny, EngineOptions(type_k="q3_x"))
 
 
-def test_one_compiler_serves_device_and_sampling(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_and_sampler_share_one_compiler(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Jit] = []
     make = Jit.__init__
     monkeypatch.setattr(Jit, "__init__", lambda self, *a, **kw: (made.append(self), make(self, *a, **kw))[1])

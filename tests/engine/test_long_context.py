@@ -1,4 +1,4 @@
-"""What a long context costs of memory: its keys and values, and a row of the mask for each token of a batch."""
+"""Memory use of a long context: its keys and values, and a row of the mask for each token of a batch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_memory_grows_with_the_context_and_not_with_its_square(tmp_path: Path) -
         return 1024 * int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
 
     small, middle, large = (peak(n_ctx) for n_ctx in (1 << 14, 1 << 16, 1 << 17))
-    # Of a token: its keys and values (2 heads of 32 elements of 2 bytes, and as much again), and two bytes of the mask
-    # for each token of the batch, which is made piece by piece where it is needed.
+    # Bytes per token: its keys and values (2 heads of 32 elements of 2 bytes, for each), and two bytes of the mask
+    # for each token of the batch; the mask is built in pieces.
     most = 2 * 2 * 32 * 2 + 2 * _BATCH
     slack = 24 << 20
     assert middle - small <= 3 * (1 << 14) * most + slack

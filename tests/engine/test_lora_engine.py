@@ -1,4 +1,4 @@
-"""Requests with different LoRA adapters side by side: the same bits as alone, fair turns, and no cell shared."""
+"""Requests with different LoRA adapters run concurrently: the same bits as alone, fair turns, and no shared cells."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def make(exits: ExitStack) -> Make:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_ram", [0, 1])
-def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
-    """Prompts that begin alike, conversations that come back, few cells, drafts: nobody gets another's numbers."""
+def test_concurrent_adapters_answer_as_alone(make: Make, cache_ram: int) -> None:
+    """Shared prefixes, conversations that return, few cells, draft tokens: no request uses another's cells."""
     rng = random.Random(3)
     asked = []
     for _ in range(60):
@@ -77,21 +77,21 @@ def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
     engine, _ = make(1024, cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     clients = [send(engine, request) for request in asked]
     assert [client.result.tokens for client in clients] == expected
-    assert sum(client.result.n_cached for client in clients) > 500, "but what is the same is shared"
+    assert sum(client.result.n_cached for client in clients) > 500, "common prefixes are shared"
     settled(engine)
 
 
-def test_cells_of_other_scales_are_of_no_use(make: Make) -> None:
+def test_cells_of_other_scales_are_not_reused(make: Make) -> None:
     engine, _ = make(n_slots=1)
     assert ask(engine, req(PROMPT)).n_cached == 0
     assert ask(engine, req(PROMPT)).n_cached == 119
     assert ask(engine, req(PROMPT, lora={0: 1.0})).n_cached == 0
-    assert ask(engine, req(PROMPT, lora={0: 1.0, 1: 0.0})).n_cached == 119, "0 is as not named"
+    assert ask(engine, req(PROMPT, lora={0: 1.0, 1: 0.0})).n_cached == 119, "0 equals an omitted adapter"
     assert ask(engine, req(PROMPT, lora={0: 1.0 + 1e-12})).n_cached == 119, "the same in float32"
-    assert ask(engine, req(PROMPT, lora={7: 1.0})).n_cached == 0, "without any again"
+    assert ask(engine, req(PROMPT, lora={7: 1.0})).n_cached == 0, "no adapter again"
 
 
-def test_other_slots_cells_neither(make: Make) -> None:
+def test_other_slots_cells_of_other_scales_are_not_reused(make: Make) -> None:
     engine, forward = make()
     for i, scales in enumerate(SCALES[:3]):
         assert ask(engine, req(PROMPT, lora=scales, id_slot=i)).n_cached == 0
@@ -99,7 +99,7 @@ def test_other_slots_cells_neither(make: Make) -> None:
     assert forward.copies
 
 
-def test_kept_in_memory_by_scales(make: Make) -> None:
+def test_prompt_cache_is_keyed_by_scales(make: Make) -> None:
     engine, forward = make(n_slots=1, cache_ram=1)
     first = ask(engine, req(PROMPT, lora={0: 1.0})).tokens
     ask(engine, req(PROMPT, lora={1: 1.0}))
@@ -109,7 +109,7 @@ def test_kept_in_memory_by_scales(make: Make) -> None:
     assert (again.tokens, again.n_cached) == (first, 119) and forward.writes
 
 
-def test_scales_of_all(make: Make) -> None:
+def test_set_lora_changes_the_default_scales(make: Make) -> None:
     engine, _ = make(lora=(0.3, 0.0))
     assert engine.lora == (float(np.float32(0.3)), 0.0)
     first = ask(engine, req(PROMPT)).tokens
@@ -129,7 +129,7 @@ def test_scales_of_all(make: Make) -> None:
     assert engine.lora == (0.0, 0.0)
 
 
-def test_a_request_keeps_the_scales_it_came_with(make: Make) -> None:
+def test_request_keeps_the_scales_of_its_submission(make: Make) -> None:
     engine, forward = make(n_slots=1)
     gate = threading.Event()
     forward.before = lambda n: gate.wait() and None
@@ -142,8 +142,8 @@ def test_a_request_keeps_the_scales_it_came_with(make: Make) -> None:
     assert first.result.tokens == ask(engine, req(PROMPT[:9], lora={0: 0.0})).tokens
 
 
-def test_groups_take_turns(make: Make) -> None:
-    """While answers of three groups are written, none waits for more than the two others."""
+def test_groups_with_different_scales_take_turns(make: Make) -> None:
+    """While three groups generate, none waits longer than one step of each other group."""
     engine, forward = make(n_slots=6)
     gate = threading.Event()
     forward.before = lambda n: gate.wait() and None
@@ -157,8 +157,8 @@ def test_groups_take_turns(make: Make) -> None:
         assert len(set(turns[i : i + 3])) == 3, turns[i - 3 : i + 6]
 
 
-def test_newcomers_do_not_push_in(make: Make) -> None:
-    """One long answer, and a stream of short ones each with scales of its own."""
+def test_new_requests_do_not_starve_older_ones(make: Make) -> None:
+    """One long answer runs against a stream of short ones, each with its own scales."""
     engine, forward = make(n_slots=2)
     long = send(engine, req([5], 40))
     seen = 0
@@ -171,8 +171,8 @@ def test_newcomers_do_not_push_in(make: Make) -> None:
     assert len(forward.scales) >= 40
 
 
-def test_long_prompts_do_not_stop_other_groups(make: Make) -> None:
-    """A prompt for other scales is read in pieces, with a step of the answer between them."""
+def test_long_prompts_do_not_stall_other_groups(make: Make) -> None:
+    """A prompt with other scales is evaluated in chunks, with a step of the answer between them."""
     engine, forward = make(8192, prefill_chunk=16)
     gate = threading.Event()
     forward.before = lambda n: gate.wait() and None
@@ -185,7 +185,7 @@ def test_long_prompts_do_not_stop_other_groups(make: Make) -> None:
     assert max(sizes[2:]) <= 16 and sum(sizes) == 480
 
 
-def test_saved_slots(make: Make, tmp_path: Path) -> None:
+def test_saved_slots_record_their_scales(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     path = tmp_path / "a"
     answer = ask(engine, req(PROMPT, lora={0: 0.5}, id_slot=0)).tokens
@@ -238,7 +238,7 @@ def text(n: int, seed: int = 0) -> list[int]:
 
 
 def feed(forward: ModelRunner, tokens: list[int], scales: tuple[float, ...] = (), chunk: int = 16) -> Array:
-    """Logits of every token of a sequence."""
+    """Return the logits of every token of a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
@@ -260,8 +260,8 @@ FEW = ((), (1.0, 0.0), (0.5, 0.0), (1.0, 0.5))
 
 
 @pytest.mark.slow
-def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> None:
-    """Law 1: with other adapters in flight the very probabilities that a request has alone."""
+def test_real_models_answer_with_concurrent_adapters_as_alone(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Invariant 1: with other adapters in flight, a request has exactly the probabilities it has alone."""
     rng = random.Random(1)
     start = text(30)
     asked = [
@@ -282,14 +282,14 @@ def test_answers_mixed_as_alone(model: Path, adapters: list[Path], jit: Jit) -> 
     rng.shuffle(order := list(range(len(asked))))
     clients = {i: send(engine, asked[i]) for i in order}
     assert [clients[i].result.probs for i in range(len(asked))] == alone
-    assert len({probs[0][0].logprob for probs in alone}) > 6, "the adapters do something"
+    assert len({probs[0][0].logprob for probs in alone}) > 6, "the adapters change answers"
     engine.close()
     forward.close()
 
 
 @pytest.mark.slow
-def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
-    """On two devices the same bits; adapters lie where their weights do, and come back with a device that was lost."""
+def test_split_model_with_adapters_gives_the_same_bits(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Two devices give the same bits; adapters lie with their weights, and are restored with a lost device."""
     tokens = text(40)
     whole = opened(model, adapters, [CpuDevice(2, jit=jit)])
     right = [feed(whole, tokens, scales) for scales in FEW]
@@ -319,7 +319,7 @@ def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_go_with_a_weight_that_is_elsewhere(model: Path, adapters: list[Path], jit: Jit) -> None:
+def test_adapters_lie_with_overridden_weights(model: Path, adapters: list[Path], jit: Jit) -> None:
     tokens = text(20)
     whole = opened(model, adapters, [CpuDevice(1, jit=jit)])
     right = feed(whole, tokens, (1.0, 0.5))
@@ -338,7 +338,7 @@ def test_adapters_go_with_a_weight_that_is_elsewhere(model: Path, adapters: list
     forward.close()
 
 
-def test_sizes_hold_the_adapters(model: Path, adapters: list[Path]) -> None:
+def test_sizes_include_the_adapters(model: Path, adapters: list[Path]) -> None:
     with GGUFFile.open(model) as file:
         found = load_model(file)
         plain = model_sizes(file, found, MemoryOptions(n_cells=256))
@@ -350,8 +350,8 @@ def test_sizes_hold_the_adapters(model: Path, adapters: list[Path]) -> None:
             adapter.file.close()
 
 
-def test_what_cells_mean(model: Path, adapters: list[Path], jit: Jit) -> None:
-    """Other scales, or another adapter of the same scale, make other cells; those that do not work make none."""
+def test_cell_kinds_depend_on_adapters_and_scales(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Other scales, or another adapter with the same scale, change the cells; adapters without effect do not."""
 
     def kinds(paths: list[Path]) -> list[bytes]:
         forward = opened(model, paths, [CpuDevice(1, jit=jit)])
@@ -364,12 +364,12 @@ def test_what_cells_mean(model: Path, adapters: list[Path], jit: Jit) -> None:
     assert first[0] == second[0] == kinds([])[0] and len({*first, *second}) == 5
 
 
-def test_scales_in_float32() -> None:
+def test_scales_are_rounded_to_float32() -> None:
     assert as_scales([0.1, 0]) == (float(np.float32(0.1)), 0.0) and as_scales([0, 0.0]) == as_scales([]) == ()
 
 
 @pytest.mark.slow
-def test_loading(model: Path, adapters: list[Path]) -> None:
+def test_adapters_load_with_their_initial_scales(model: Path, adapters: list[Path]) -> None:
     prompt = text(12)
     options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
     with LoadedModel.load(model, EngineOptions(**options)) as plain:
@@ -391,8 +391,8 @@ def test_loading(model: Path, adapters: list[Path]) -> None:
 
 
 @pytest.mark.slow
-def test_embeddings(model: Path, adapters: list[Path], jit: Jit) -> None:
-    """Vectors are made with the scales of the moment."""
+def test_embeddings_use_the_current_scales(model: Path, adapters: list[Path], jit: Jit) -> None:
+    """Vectors use the scales set at that time."""
     forward = opened(model, adapters, [CpuDevice(1, jit=jit)], output=Output.HIDDEN)
     scales = DefaultScales((0.0, 0.0))
     embedder = Embedder(forward, pooling=Pooling.LAST, causal=True, n_ctx=256, scales=lambda: scales.now)

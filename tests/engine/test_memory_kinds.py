@@ -1,5 +1,6 @@
-"""The engine with models that remember windows, latent rows or states: the bytes of answers are those of a model that
-reads everything anew, whatever is gone back to, copied, kept, saved or lost.
+"""The engine with models that have windows, latent rows or states.
+
+Answers are byte for byte those of a full evaluation, whatever is rewound, copied, kept, saved or lost.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def layers(request: pytest.FixtureRequest) -> Layers:
 
 @pytest.fixture(autouse=True)
 def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clock decides what these tests see."""
+    """Make reading always pay, so that tests do not depend on the clock."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
 
 
@@ -65,7 +66,7 @@ def make(layers: Layers, exits: ExitStack) -> Make:
 
 
 def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -> FakeForward:
-    """A forward pass whose windows have no room to spare: rows are lost as soon as they may be."""
+    """A forward pass whose windows have no spare rows: rows are lost as early as possible."""
     return kind(**{"layers": layers, "n_sequences": N_SLOTS, "max_batch": MAX_BATCH, "slack": 0, **options})
 
 
@@ -78,7 +79,7 @@ def tokens(seed: int, n: int) -> list[int]:
 
 
 class Plain:
-    """Answers of a memory that keeps everything and of which nothing is used again."""
+    """Answers of a memory that keeps every row, without any reuse."""
 
     def __init__(self, layers: Layers) -> None:
         self._engine = Engine(new(layers, whole=True), FakeTokenizer(eog=()))
@@ -102,40 +103,40 @@ def plain(layers: Layers) -> Iterator[Plain]:
 
 
 def talk(engine: Engine, plain: Plain, rng: random.Random, n_turns: int) -> int:
-    """Conversations that grow, are asked again, change somewhere, and come back; how many tokens were not computed."""
-    said = [tokens(rng.randrange(1000), rng.randint(5, 120)) for _ in range(3)]
+    """Run conversations that grow, repeat, change and come back; return the number of cached tokens."""
+    chats = [tokens(rng.randrange(1000), rng.randint(5, 120)) for _ in range(3)]
     cached = 0
     for _ in range(n_turns):
-        i = rng.randrange(len(said))
+        i = rng.randrange(len(chats))
         match rng.randrange(6):
-            case 0:  # something else from some point on
-                said[i] = said[i][: rng.randint(1, len(said[i]))] + tokens(rng.randrange(1000), rng.randint(1, 60))
-            case 1:  # it begins like another one
-                other = said[rng.randrange(len(said))]
-                said[i] = other[: rng.randint(1, len(other))] + tokens(rng.randrange(1000), 9)
-            case 2:  # asked again
+            case 0:  # different tokens from some point on
+                chats[i] = chats[i][: rng.randint(1, len(chats[i]))] + tokens(rng.randrange(1000), rng.randint(1, 60))
+            case 1:  # it starts like another one
+                other = chats[rng.randrange(len(chats))]
+                chats[i] = other[: rng.randint(1, len(other))] + tokens(rng.randrange(1000), 9)
+            case 2:  # repeated
                 pass
             case _:
-                said[i] = said[i] + tokens(rng.randrange(1000), rng.randint(1, 40))
-        said[i] = said[i][:250]
+                chats[i] = chats[i] + tokens(rng.randrange(1000), rng.randint(1, 40))
+        chats[i] = chats[i][:250]
         n = rng.choice([1, 5, 20])
-        result = ask(engine, req(said[i], n))
-        assert result.tokens == plain(said[i], n)
+        result = ask(engine, req(chats[i], n))
+        assert result.tokens == plain(chats[i], n)
         cached += result.n_cached
         if rng.random() < 0.7:
-            said[i] = said[i] + result.tokens
+            chats[i] = chats[i] + result.tokens
     return cached
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_ram", [0, -1])
-def test_conversations(make: Make, plain: Plain, cache_ram: int) -> None:
+def test_conversations_equal_full_evaluation(make: Make, plain: Plain, cache_ram: int) -> None:
     engine, _ = make(cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     assert talk(engine, plain, random.Random(cache_ram), 16) > 100
 
 
 @pytest.mark.slow
-def test_many_at_a_time(make: Make, plain: Plain) -> None:
+def test_concurrent_requests_equal_full_evaluation(make: Make, plain: Plain) -> None:
     engine, _ = make(cache_ram=-1, drafts=DraftManager([Suffix()]))
     rng = random.Random(3)
     head = tokens(1, 90)
@@ -145,8 +146,8 @@ def test_many_at_a_time(make: Make, plain: Plain) -> None:
         assert client.result.tokens == plain(prompt, 10)
 
 
-def test_a_prompt_asked_again_is_not_read_again(make: Make, plain: Plain) -> None:
-    """Its end was put aside, or the state there: going back costs a token, however long the answer was."""
+def test_repeated_prompt_is_not_evaluated_again(make: Make, plain: Plain) -> None:
+    """The end of the prompt, or the state there, was kept: rewinding costs one token, however long the answer was."""
     engine, forward = make(n_slots=1)
     prompt = tokens(5, 200)
     for n in (120, 3):
@@ -156,8 +157,8 @@ def test_a_prompt_asked_again_is_not_read_again(make: Make, plain: Plain) -> Non
     assert result.n_cached == 199 and sum(forward.sizes) < 10
 
 
-def test_a_place_that_is_gone_is_computed_again(make: Make, plain: Plain) -> None:
-    """In the middle of what was read long ago: from the last point that can be gone back to, or from the beginning."""
+def test_lost_positions_are_evaluated_again(make: Make, plain: Plain) -> None:
+    """A position in the middle is evaluated from the last checkpoint before it, or from the beginning."""
     engine, _ = make(n_slots=1)
     prompt = tokens(6, 300)
     ask(engine, req(prompt, 100))
@@ -167,7 +168,7 @@ def test_a_place_that_is_gone_is_computed_again(make: Make, plain: Plain) -> Non
 
 
 @pytest.mark.slow
-def test_a_conversation_that_was_pushed_out_comes_back_from_memory(make: Make, plain: Plain) -> None:
+def test_evicted_conversation_comes_back_from_the_prompt_cache(make: Make, plain: Plain) -> None:
     engine, _ = make(n_slots=1, cache_ram=-1)
     prompt = tokens(8, 250)
     first = ask(engine, req(prompt, 60)).tokens
@@ -177,11 +178,11 @@ def test_a_conversation_that_was_pushed_out_comes_back_from_memory(make: Make, p
         result = ask(engine, req(longer))
         assert result.tokens == plain(longer) and result.n_cached >= 309
     ask(engine, req(tokens(30, 100), 5))
-    result = ask(engine, req(prompt, 60))  # not the end of what is kept, but a point that was marked
+    result = ask(engine, req(prompt, 60))  # this is not the end of the sequence but a checkpoint
     assert result.tokens == first and result.n_cached == 249
 
 
-def test_an_end_that_is_copied_from_another_slot(make: Make, plain: Plain) -> None:
+def test_end_is_copied_from_another_slot(make: Make, plain: Plain) -> None:
     engine, _ = make()
     prompt = tokens(9, 200)
     ask(engine, req(prompt, 40, id_slot=0))
@@ -192,7 +193,7 @@ def test_an_end_that_is_copied_from_another_slot(make: Make, plain: Plain) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 39, 40, 41, 200])
-def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
+def test_slot_files_restore_sequences(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
     one, _ = make()
     prompt = tokens(n, n)
     answer = ask(one, req(prompt, 20, id_slot=0)).tokens
@@ -206,8 +207,8 @@ def test_slot_files(make: Make, plain: Plain, tmp_path: Path, n: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain, tmp_path: Path) -> None:
-    """Half of its tokens are there: whoever begins alike must not copy what lacks the rest."""
+def test_slot_being_restored_is_not_shared(make: Make, plain: Plain, tmp_path: Path) -> None:
+    """Half of its tokens are restored; a request with the same prefix must not copy the incomplete slot."""
     engine, forward = make()
     prompt = tokens(11, 600)
     ask(engine, req(prompt, 1, id_slot=0))
@@ -229,7 +230,7 @@ def test_a_slot_that_is_being_restored_serves_no_other(make: Make, plain: Plain,
     restored.result(60)
 
 
-def test_files_of_another_kind_of_memory(make: Make, layers: Layers, tmp_path: Path) -> None:
+def test_slot_files_of_another_memory_kind_are_refused(make: Make, layers: Layers, tmp_path: Path) -> None:
     engine, _ = make()
     ask(engine, req(tokens(1, 100), 1, id_slot=0))
     engine.save_slot(0, tmp_path / "a").result(60)
@@ -244,7 +245,7 @@ def test_files_of_another_kind_of_memory(make: Make, layers: Layers, tmp_path: P
         assert before.tokens
 
 
-def test_a_damaged_tail(make: Make, tmp_path: Path) -> None:
+def test_damaged_slot_file_is_refused(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     ask(engine, req(tokens(1, 100), 1, id_slot=0))
     path = tmp_path / "a"
@@ -257,7 +258,7 @@ def test_a_damaged_tail(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_context_is_shifted(make: Make, layers: Layers) -> None:
+def test_context_shift_equals_full_evaluation(make: Make, layers: Layers) -> None:
     for keep in (4, 90):
         answers = []
         for whole in (False, True):
@@ -268,7 +269,7 @@ def test_a_full_context_is_shifted(make: Make, layers: Layers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> None:
+def test_losing_devices_does_not_change_answers(layers: Layers, plain: Plain, make: Make, seed: int) -> None:
     forward = new(layers, FragileForward, seed=seed, depth=3)
     assert isinstance(forward, FragileForward)
     engine, _ = make(forward, cache_ram=-1)
@@ -288,34 +289,34 @@ def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> Non
 SYSTEM = tokens(77, 150)
 
 
-def together(engine: Engine, prompts: list[list[int]], n: int) -> list[list[int]]:
+def answers_of(engine: Engine, prompts: list[list[int]], n: int) -> list[list[int]]:
     clients = [send(engine, req(prompt, n)) for prompt in prompts]
     return [client.result.tokens for client in clients]
 
 
 SHARED = len(SYSTEM) // BLOCK * BLOCK
-"""Cells that sequences with the same beginning have together: all its whole blocks."""
+"""Cells that sequences with the same prefix share: all its whole blocks."""
 
 
 @pytest.mark.slow
-def test_what_sequences_begin_with_is_there_once(make: Make, plain: Plain, layers: Layers) -> None:
+def test_shared_prefix_is_stored_once(make: Make, plain: Plain, layers: Layers) -> None:
     engine, _ = make()
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
-    assert together(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
+    assert answers_of(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
     until(lambda: engine.snapshot().kv_cells_shared == SHARED)
     held = sum(slot.n_prompt_tokens for slot in engine.snapshot().slots)
     assert engine.snapshot().kv_cells_used == held - (N_SLOTS - 1) * SHARED
-    for turn in range(3):  # each goes on by itself
+    for turn in range(3):  # each continues separately
         prompts = [prompt + plain(prompt, 12) + tokens(10 * turn + i, 9) for i, prompt in enumerate(prompts)]
-        assert together(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
+        assert answers_of(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
         assert engine.snapshot().kv_cells_shared == SHARED
 
 
 @pytest.mark.slow
-def test_who_goes_back_into_what_is_shared_leaves_it_to_the_others(make: Make, plain: Plain) -> None:
+def test_rewinding_into_a_shared_prefix_keeps_it_for_others(make: Make, plain: Plain) -> None:
     engine, _ = make(cache_ram=0)
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
-    together(engine, prompts, 4)
+    answers_of(engine, prompts, 4)
     for n in (130, 97, 31, 1):
         other = SYSTEM[:n] + tokens(n, 40)
         assert ask(engine, req(other, 9, id_slot=1)).tokens == plain(other, 9)
@@ -324,33 +325,33 @@ def test_who_goes_back_into_what_is_shared_leaves_it_to_the_others(make: Make, p
 
 
 @pytest.mark.slow
-def test_a_full_memory_keeps_what_is_shared_for_the_others(make: Make, plain: Plain, layers: Layers) -> None:
-    """Cells for one sequence and a half: who is pushed out gives up what it alone has."""
+def test_full_memory_keeps_the_shared_prefix(make: Make, plain: Plain, layers: Layers) -> None:
+    """There are cells for one and a half sequences: an evicted sequence gives up only its own cells."""
     engine, forward = make(new(layers, n_cells=512), n_ctx=400, cache_ram=0)
     prompts = [SYSTEM + tokens(i, 60) for i in range(6)]
     for _ in range(2):
-        assert together(engine, prompts, 40) == [plain(prompt, 40) for prompt in prompts]
-    assert sum(forward.sizes) < 2 * 6 * (len(SYSTEM) + 100), "the beginning is not read by each"
+        assert answers_of(engine, prompts, 40) == [plain(prompt, 40) for prompt in prompts]
+    assert sum(forward.sizes) < 2 * 6 * (len(SYSTEM) + 100), "the prefix is evaluated once"
 
 
-def test_slot_files_of_sequences_that_share(make: Make, plain: Plain, tmp_path: Path) -> None:
+def test_slot_files_of_sequences_with_a_shared_prefix(make: Make, plain: Plain, tmp_path: Path) -> None:
     engine, _ = make(cache_ram=0)
     prompts = [SYSTEM + tokens(i, 20) for i in range(2)]
-    said = together(engine, prompts, 8)
+    chats = answers_of(engine, prompts, 8)
     number = next(slot.id for slot in engine.snapshot().slots if slot.request and slot.request.prompt == prompts[1])
     saved = engine.save_slot(number, tmp_path / "slot").result(60)
     assert saved.n_tokens == len(prompts[1]) + 7
     engine.erase_slot(number).result(60)
     assert engine.snapshot().kv_cells_shared == 0
     engine.restore_slot(2, tmp_path / "slot").result(60)
-    for slot, (prompt, answer) in zip((2, 1 - number), reversed([*zip(prompts, said, strict=True)]), strict=True):
+    for slot, (prompt, answer) in zip((2, 1 - number), reversed([*zip(prompts, chats, strict=True)]), strict=True):
         longer = [*prompt, *answer, 5]
         result = ask(engine, req(longer, 8, id_slot=slot))
         assert result.tokens == plain(longer) and result.n_cached >= len(prompt) + 7
 
 
 @pytest.mark.slow
-def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers: Layers) -> None:
+def test_losing_a_worker_while_a_prefix_is_shared(make: Make, plain: Plain, layers: Layers) -> None:
     forward = new(layers, FragileForward, seed=3, depth=3)
     assert isinstance(forward, FragileForward)
     engine, _ = make(forward)

@@ -1,4 +1,4 @@
-"""The whole engine on devices that are neither this machine's processor nor workers: all it knows is the contract."""
+"""The whole engine on devices of a foreign kind, known only by the `Device` protocol."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right(path: Path) -> list[list[int]]:
-    """The tokens of our own device."""
+    """Return the tokens computed by `CpuDevice`."""
     with LoadedModel.load(path, options()) as llama:
         return [answer(llama, prompt) for prompt in PROMPTS]
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
-    """Every device made while the registry knows no other kind."""
+    """Register the test's backend in place of ours, and return the devices that it makes."""
     monkeypatch.setattr(registry, "_LOCAL_KINDS", {"cpu": "own_device:OwnBackend"})
     monkeypatch.setattr(registry, "_REMOTE_KINDS", {"rpc": "own_device:OwnBackend"})
     for kind in (CpuDevice, RemoteDevice):
@@ -71,7 +71,7 @@ def answer(llama: LoadedModel, prompt: str) -> list[int]:
 
 
 def at_once(llama: LoadedModel, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
-    """Answers of several slots."""
+    """Return the answers of several concurrent requests."""
     found: dict[str, list[int]] = {}
     threads = [
         threading.Thread(target=lambda prompt=prompt: found.update({prompt: answer(llama, prompt)}))
@@ -85,7 +85,7 @@ def at_once(llama: LoadedModel, prompts: Sequence[str] = PROMPTS) -> list[list[i
 
 
 def members(kind: type) -> dict[str, tuple[str, ...]]:
-    """What a class offers, and the parameters of its methods."""
+    """Return the public members of a class with the parameters of its methods."""
     names = {*vars(kind), *getattr(kind, "__annotations__", {})}
     return {
         name: tuple(inspect.signature(found).parameters) if inspect.isfunction(found) else ()
@@ -95,8 +95,8 @@ def members(kind: type) -> dict[str, tuple[str, ...]]:
     }
 
 
-def test_all_of_the_contract() -> None:
-    """The test's own device has every member of it with the same parameters, as ours have, and no base but object."""
+def test_devices_implement_the_protocol() -> None:
+    """The test's device and ours have every member with the same parameters; the test's has no base class."""
     assert OwnDevice.__bases__ == (object,)
     contract = members(Device)
     assert len(contract) > 20
@@ -111,7 +111,7 @@ def test_all_of_the_contract() -> None:
     ours.close()
 
 
-def test_all_back_ends_are_back_ends() -> None:
+def test_backends_implement_the_protocol() -> None:
     for path in (registry._LOCAL_KINDS | registry._REMOTE_KINDS).values():
         module, _, name = path.partition(":")
         offered = members(getattr(import_module(module), name))
@@ -121,7 +121,7 @@ def test_all_back_ends_are_back_ends() -> None:
 
 
 @pytest.mark.slow
-def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
+def test_local_device_maps_weights_and_answers(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
     with LoadedModel.load(path, options()) as llama:
         (here,) = made
         mapped = llama.file.shard_data(0)
@@ -129,14 +129,14 @@ def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list
         assert here.weights and len(weights) == len(here.weights), "weights are not copied"
         assert all(buffer.locked for buffer in weights)
         assert at_once(llama) == right
-    assert here.computed >= 10  # as many where all prompts are read in one step
+    assert here.computed >= 10  # the count holds even if all prompts are evaluated in one step
 
 
 @pytest.mark.parametrize("places", [(), ("far",)], ids=["local", "not local"])
-def test_a_runner_on_one_alone(
+def test_runner_on_a_single_device(
     path: Path, made: list[OwnDevice], right: list[list[int]], places: tuple[str, ...]
 ) -> None:
-    """Without a placement; operations are timed where the whole model is on this machine."""
+    """No placement is given; operations are timed only if the whole model is on this machine."""
     (device,) = OwnBackend(places, registry.DeviceOptions()).devices()
     with GGUFFile.open(path) as file:
         tokens = np.array(load_tokenizer(file.metadata).encode(PROMPTS[0]), np.int32)
@@ -156,7 +156,7 @@ def test_a_runner_on_one_alone(
 
 
 @pytest.mark.slow
-def test_split_over_two_of_which_one_is_lost(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
+def test_split_over_two_devices_survives_a_loss(path: Path, made: list[OwnDevice], right: list[list[int]]) -> None:
     with LoadedModel.load(path, options(SPLIT)) as llama:
         here, first, second = made
         assert [device.endpoint and device.endpoint.host for device in made] == [None, "a", "b"]
@@ -173,10 +173,10 @@ def test_split_over_two_of_which_one_is_lost(path: Path, made: list[OwnDevice], 
 
 
 @pytest.mark.parametrize("lacks", ["FLASH_ATTN_EXT", "Q4_0"])
-def test_one_that_cannot_run_the_model_gets_nothing_of_it(
+def test_incapable_device_is_refused_before_loading(
     path: Path, made: list[OwnDevice], monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
-    """Operations and types that a device lacks are known before a byte is sent."""
+    """Missing operations and types are detected before any weight is sent."""
     original = OwnDevice.supports
 
     def supports(device: OwnDevice, op: Op, type: TensorType) -> bool:
@@ -189,7 +189,7 @@ def test_one_that_cannot_run_the_model_gets_nothing_of_it(
     assert len(made) == 3 and not any(device.weights or device.buffers for device in made)
 
 
-def test_kinds_come_from_the_registry(made: list[OwnDevice]) -> None:
+def test_registry_opens_devices_by_kind(made: list[OwnDevice]) -> None:
     assert registry.open_device("cpu") is made[0] and made[0].local
     assert registry.open_device("RPC://some:where") is made[1] and not made[1].local
     with pytest.raises(DeviceError, match="no kind of device called 'cuda'; known are cpu, rpc"):
@@ -198,7 +198,7 @@ def test_kinds_come_from_the_registry(made: list[OwnDevice]) -> None:
         device.close()
 
 
-def test_ours_are_made_by_name() -> None:
+def test_builtin_devices_are_opened_by_name() -> None:
     device = registry.open_device("cpu", registry.DeviceOptions(n_threads=1))
     assert isinstance(device, CpuDevice) and device.details == "1 thread"
     device.close()

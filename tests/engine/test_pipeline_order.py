@@ -1,4 +1,4 @@
-"""The order of batches at devices, whichever way their activations go."""
+"""Pipeline order: batches reach each device in order, whichever path their activations take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = np.zeros(4, np.uint8)
 
 
 class Recorder:
-    """A device that notes what it is told, and answers when the test says so."""
+    """A device that records calls, and completes reads when the test does."""
 
     local = links = False
 
@@ -38,7 +38,7 @@ class Recorder:
 
 
 class Wire:
-    """A link by which everything arrives at once."""
+    """A link whose transfers complete at once."""
 
     lost = None
 
@@ -52,15 +52,15 @@ class Wire:
 
 
 def parts() -> list[GraphPart]:
-    """Two devices, the first of which gives what the second takes."""
+    """Return the graph parts of two devices; the first produces the input of the second."""
     x = SimpleNamespace(nbytes=4)
     first: Any = SimpleNamespace(inputs={}, outputs={"x": x})
     second: Any = SimpleNamespace(inputs={}, outputs={"logits": x})
     return [GraphPart(0, first, {}, {"x": x}), GraphPart(1, second, {"x": x}, {})]  # type: ignore[dict-item]
 
 
-def test_one_that_goes_straight_does_not_overtake_one_that_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second batch may need what the first one leaves in the memory of the device."""
+def test_direct_transfer_does_not_overtake_a_relayed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch may need the cells that the first one leaves on the device."""
     first, second = Recorder(), Recorder()
     pipeline = Pipeline([first, second], "logits", 1)  # type: ignore[list-item]
     carried, straight = parts(), parts()

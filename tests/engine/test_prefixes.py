@@ -1,4 +1,4 @@
-"""Which slot a request shares its beginning with, and which sequences are kept, one decision at a time."""
+"""Prefix sharing: the slot a request takes its prefix from, and the sequences that are kept, one decision at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sequences(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> SequenceCac
 
 
 def fill(sequences: SequenceCache, slot: Slot, n: int, used: int) -> None:
-    """Give a slot the first `n` tokens of the prompt, of which so many are computed."""
+    """Fill a slot with the first `n` tokens of the prompt, of which `used` are evaluated."""
     slot.tokens[:n] = PROMPT[:n]
     slot.length = n
     slot.handle = sequences.memory.allocate(n)
@@ -57,7 +57,7 @@ def leader(sequences: SequenceCache, slots: list[Slot], age: int, stored: int = 
     return None if slots[1].leader is None else slots[1].leader[0]
 
 
-def test_a_request_waits_for_an_older_one_that_reads_its_beginning(sequences: SequenceCache, slots: list[Slot]) -> None:
+def test_request_waits_for_an_older_one_evaluating_its_prefix(sequences: SequenceCache, slots: list[Slot]) -> None:
     fill(sequences, slots[0], 150, used=10)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=6) is slots[0]
@@ -65,14 +65,14 @@ def test_a_request_waits_for_an_older_one_that_reads_its_beginning(sequences: Se
 
 @pytest.mark.parametrize("age", [5, 4])
 def test_a_request_does_not_wait_for_a_younger_one(sequences: SequenceCache, slots: list[Slot], age: int) -> None:
-    """Two that wait for each other would never go on."""
+    """Two requests that wait for each other would never continue."""
     fill(sequences, slots[0], 150, used=10)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=age) is None
 
 
 @pytest.mark.parametrize(("stored", "waits"), [(149, True), (150, False), (199, False)])
-def test_a_request_does_not_wait_for_what_is_stored(
+def test_request_does_not_wait_for_a_stored_prefix(
     sequences: SequenceCache, slots: list[Slot], stored: int, waits: bool
 ) -> None:
     fill(sequences, slots[0], 150, used=10)
@@ -80,7 +80,7 @@ def test_a_request_does_not_wait_for_what_is_stored(
     assert (leader(sequences, slots, age=6, stored=stored) is not None) == waits
 
 
-def test_what_is_computed_is_shared_whatever_its_age(sequences: SequenceCache, slots: list[Slot]) -> None:
+def test_evaluated_prefix_is_shared_whatever_its_age(sequences: SequenceCache, slots: list[Slot]) -> None:
     fill(sequences, slots[0], 150, used=150)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=4, stored=150) is slots[0]
@@ -92,7 +92,7 @@ def kept(sequences: SequenceCache) -> list[int]:
 
 
 @pytest.mark.parametrize(("n", "n_same", "keeps"), [(150, 0, True), (150, 86, True), (150, 87, False), (63, 0, False)])
-def test_a_sequence_is_kept_if_enough_of_it_is_lost(
+def test_sequence_is_stored_if_enough_of_it_would_be_lost(
     sequences: SequenceCache, slots: list[Slot], n: int, n_same: int, keeps: bool
 ) -> None:
     assert MIN_STORE == 64
@@ -101,15 +101,15 @@ def test_a_sequence_is_kept_if_enough_of_it_is_lost(
     assert kept(sequences) == [n] * keeps
 
 
-def test_a_sequence_that_is_still_read_from_disk_is_not_kept(sequences: SequenceCache, slots: list[Slot]) -> None:
-    """Its cells are not all there yet."""
+def test_sequence_still_loading_from_disk_is_not_stored(sequences: SequenceCache, slots: list[Slot]) -> None:
+    """Its cells are incomplete."""
     fill(sequences, slots[0], 150, used=150)
     slots[0].load = cast(DiskRead, object())
     sequences._store(slots[0])
     assert kept(sequences) == []
 
 
-def test_a_sequence_that_another_slot_has_is_not_kept(sequences: SequenceCache, slots: list[Slot]) -> None:
+def test_sequence_held_by_another_slot_is_not_stored(sequences: SequenceCache, slots: list[Slot]) -> None:
     for slot in slots:
         fill(sequences, slot, 150, used=150)
     sequences._store(slots[0])

@@ -1,4 +1,4 @@
-"""Sequences kept in memory: more conversations than slots, and none is read twice."""
+"""The prompt cache in memory: more conversations than slots, without evaluating any prompt twice."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
 from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture(autouse=True)
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clock decides what these tests see, but where a test is about that."""
+    """Make reading always pay, so that only tests about it depend on the clock."""
     if "dear" not in request.node.name:
         monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
 
@@ -54,34 +54,34 @@ def make(exits: ExitStack) -> Make:
 
 
 def prompt(seed: int, n: int = 150, head: int = 0) -> list[int]:
-    """Random tokens behind `head` tokens that all prompts share."""
+    """Return random tokens after `head` tokens that all prompts share."""
     rng = random.Random(seed)
     return [1 + i % 96 for i in range(head)] + [rng.randrange(1, 97) for _ in range(n - head)]
 
 
 def talk(engine: Engine, n_conversations: int, n_turns: int) -> list[list[tuple[list[int], int]]]:
-    """Conversations in turns; the tokens of each answer, and how much of its prompt was cached."""
-    said = [prompt(seed) for seed in range(n_conversations)]
-    found: list[list[tuple[list[int], int]]] = [[] for _ in said]
+    """Run conversations in turns; return the tokens of each answer, and how much of its prompt was cached."""
+    chats = [prompt(seed) for seed in range(n_conversations)]
+    found: list[list[tuple[list[int], int]]] = [[] for _ in chats]
     for turn in range(n_turns):
-        for i, tokens in enumerate(said):
+        for i, tokens in enumerate(chats):
             result = ask(engine, req(tokens))
             found[i].append((result.tokens, result.n_cached))
-            said[i] = tokens + result.tokens + prompt(100 * turn + i, 20)
+            chats[i] = tokens + result.tokens + prompt(100 * turn + i, 20)
     return found
 
 
 @pytest.mark.parametrize("idle_slots", [None, "keep", "clear"])
-def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
-    """--cache-idle-slots: who starts finds the cells of idle slots free, and their sequences in memory."""
+def test_cache_idle_slots(make: Make, idle_slots: Any) -> None:
+    """--cache-idle-slots: new requests find the cells of idle slots free, and their sequences in the cache."""
     engine, _ = make(n_slots=3, cache_idle_slots=idle_slots)
     plain, _ = make(n_slots=3)
-    said = [prompt(seed) for seed in range(2)]
-    first = [ask(engine, req(tokens)) for tokens in said]
+    chats = [prompt(seed) for seed in range(2)]
+    first = [ask(engine, req(tokens)) for tokens in chats]
     held = [slot.n_prompt_tokens for slot in engine.snapshot().slots]
     assert held.count(0) == (2 if idle_slots == "clear" else 1)
     assert len(engine._sequence_cache.store or ()) == (0 if idle_slots is None else 1)
-    again = [tokens + answer.tokens for tokens, answer in zip(said, first, strict=True)]
+    again = [tokens + answer.tokens for tokens, answer in zip(chats, first, strict=True)]
     results = [ask(engine, req(tokens)) for tokens in again]
     assert [result.n_cached >= 150 for result in results] == [True, True]
     assert [result.tokens for result in results] == [ask(plain, req(tokens)).tokens for tokens in again]
@@ -89,7 +89,7 @@ def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
 
 @pytest.mark.slow
 def test_more_conversations_than_slots(make: Make) -> None:
-    """The second turn of each is not computed again, and its bits are those of an engine that keeps nothing."""
+    """The second turn of each conversation reuses its cells, with the same bits as an engine without a cache."""
     engine, forward = make()
     plain, all_of_it = make(cache_ram=0)
     found, expected = talk(engine, 6, 3), talk(plain, 6, 3)
@@ -99,7 +99,7 @@ def test_more_conversations_than_slots(make: Make) -> None:
     assert all(cached == 0 for turns in expected for _, cached in turns)
     assert sum(forward.sizes) < sum(all_of_it.sizes) / 2
     snapshot = settled(engine)
-    assert snapshot.n_stored_prompts == 6, "two of them as they were before their last turn, which slots have"
+    assert snapshot.n_stored_prompts == 6, "two lack their last turn, which slots hold"
     assert snapshot.stored_prompt_bytes == 12 * (4 * 213 + 2 * 185), "8 bytes of cells and 4 of a token"
     assert settled(plain).n_stored_prompts == 0 and not all_of_it.reads
 
@@ -109,10 +109,10 @@ def test_only_new_cells_are_read(make: Make) -> None:
     talk(engine, 2, 2)
     forward.reads.clear()
     ask(engine, req(prompt(77)))
-    assert sum(n for _, n in forward.reads) == 28, "what was known of the conversation is taken over"
+    assert sum(n for _, n in forward.reads) == 28, "stored cells of the conversation are reused"
 
 
-def test_short_ones_are_not_kept(make: Make) -> None:
+def test_short_sequences_are_not_stored(make: Make) -> None:
     engine, _ = make(n_slots=1)
     for n in (MIN_STORE - 1, MIN_STORE):
         ask(engine, req(prompt(n, n), 0))
@@ -121,8 +121,8 @@ def test_short_ones_are_not_kept(make: Make) -> None:
     assert ask(engine, req([*prompt(MIN_STORE - 1, MIN_STORE - 1), 5])).n_cached == 0
 
 
-def test_a_shared_beginning(make: Make) -> None:
-    """A piece of what is kept serves, too, where it is longer than what slots hold."""
+def test_part_of_a_stored_sequence_is_reused(make: Make) -> None:
+    """Part of a stored sequence is used if it is longer than the prefixes in slots."""
     engine, forward = make(n_slots=1)
     ask(engine, req(prompt(1, 150, head=100)))
     ask(engine, req(prompt(2)))
@@ -134,10 +134,10 @@ def test_a_shared_beginning(make: Make) -> None:
     assert not forward.writes
     few = MIN_SHARED - 1
     ask(engine, req(prompt(5)))
-    assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "not worth a call"
+    assert ask(engine, req(prompt(6, 150, head=few))).n_cached == 0, "too short for a read"
 
 
-def test_without_cache_prompt(make: Make) -> None:
+def test_cache_prompt_false_reads_no_stored_sequence(make: Make) -> None:
     engine, forward = make(n_slots=1)
     expected = ask(engine, req(prompt(1))).tokens
     ask(engine, req(prompt(2)))
@@ -146,8 +146,8 @@ def test_without_cache_prompt(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_cells_taken_by_others(make: Make) -> None:
-    """An idle slot, and a younger request that must wait, get their cells back from memory."""
+def test_evicted_cells_come_back_from_the_cache(make: Make) -> None:
+    """An idle slot, and a younger request that has to wait, get their cells back from the cache."""
     engine, forward = make(512, n_slots=2, n_ctx=512)
     expected = ask(engine, req(prompt(1, 200), 40, id_slot=0)).tokens
     big = ask(engine, req(prompt(2, 400), 4, id_slot=1))
@@ -158,11 +158,11 @@ def test_cells_taken_by_others(make: Make) -> None:
     alone = [ask(make(cache_ram=0)[0], req(prompt(i, 150), 250)).tokens for i in (1, 2)]
     clients = [send(engine, req(prompt(i, 150), 250)) for i in (1, 2)]
     assert [client.result.tokens for client in clients] == alone
-    assert forward.writes, "the younger one was pushed out, and came back"
+    assert forward.writes, "the younger one was evicted, and came back"
     assert sum(forward.sizes) < 2 * 400 + 40
 
 
-def test_never_larger_than_its_bound(make: Make) -> None:
+def test_cache_never_exceeds_its_limit(make: Make) -> None:
     engine, _ = make(n_slots=1)
     assert engine._sequence_cache.store is not None
     engine._sequence_cache.store._limit = 12 * 1000
@@ -175,14 +175,14 @@ def test_never_larger_than_its_bound(make: Make) -> None:
     ask(engine, req(prompt(99, 1001), 0))
     before = settled(engine)
     ask(engine, req(prompt(100), 0))
-    assert settled(engine).n_stored_prompts == before.n_stored_prompts, "too large for it"
+    assert settled(engine).n_stored_prompts == before.n_stored_prompts, "too large for the cache"
 
 
 # -- the store by itself ---------------------------------------------------------------------------------------------
 
 
 def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any, Any]:
-    """Bytes that depend on all tokens up to a cell: three for each."""
+    """Return bytes that depend on all tokens up to a cell: three per cell."""
     sums = np.cumsum(tokens * np.arange(1, tokens.size + 1), dtype=np.int64)[start : start + n]
     return (sums[:, None] + np.arange(3)).astype(np.uint8).reshape(-1)
 
@@ -194,7 +194,7 @@ def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any
     st.one_of(st.none(), st.integers(0, 600)),
     st.integers(1, 8),
 )
-def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) -> None:
+def test_store_finds_the_longest_prefix_in_any_order(sequences: list[list[int]], limit: int | None, piece: int) -> None:
     store = PromptStore(limit, 3, piece)
     kept: list[np.ndarray[Any, Any]] = []
     for sequence in sequences:
@@ -219,11 +219,11 @@ def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) ->
         assert store.nbytes == sum(7 * k.size for k in kept) and (limit is None or store.nbytes <= limit)
         assert store.n_tokens == sum(k.size for k in kept)
         for a in kept:
-            assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one begins another"
+            assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one is a prefix of another"
 
 
-def test_what_reading_costs() -> None:
-    cost = ReadCost(8, 0.018, 32, 0.042)  # 10 ms for a call and 1 ms for a cell
+def test_read_rate_estimates_the_cost() -> None:
+    cost = ReadCost(8, 0.018, 32, 0.042)  # 10 ms per call and 1 ms per cell
     assert cost.seconds(100, 256) == pytest.approx(0.110) and cost.seconds(300, 100) == pytest.approx(0.330)
     for _ in range(50):
         cost.note(100, 0.220)
@@ -232,7 +232,7 @@ def test_what_reading_costs() -> None:
     assert noisy.seconds(100, 256) == pytest.approx(0.020), "more took less"
 
 
-def test_a_read_that_fails_changes_nothing() -> None:
+def test_failed_read_changes_nothing() -> None:
     store = PromptStore(None, 3, 4)
     short = np.arange(10, dtype=np.int32)
     store.put(short, lambda start, n: cells_of(short, start, n))
@@ -247,7 +247,7 @@ def test_a_read_that_fails_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("limit", [7 * 20, 7 * 12, 1])
-def test_what_is_larger_than_memory_goes_to_disk(limit: int) -> None:
+def test_sequence_larger_than_memory_goes_to_disk(limit: int) -> None:
     dropped: list[StoredSequence] = []
     store = PromptStore(limit, 3, 4, dropped=dropped.append)
     tokens = np.arange(30, dtype=np.int32)
@@ -273,37 +273,39 @@ TOKENIZER = FakeTokenizer(dict.fromkeys(range(300), b"x"))
 
 
 def two_turns(engine: Engine, n: int) -> list[Any]:
-    """Probabilities of all tokens in a second turn, for `n` conversations; and what was cached of them."""
-    said = []
+    """Return the probabilities of all tokens in a second turn, for `n` conversations, and the cached counts."""
+    chats = []
     for seed in range(n):
-        said.append(prompt(seed, 80))
-        said[-1] += ask(engine, req(said[-1], 6)).tokens
-    found = [ask(engine, req([*tokens, 7], 6, n_probs=300)) for tokens in said]
+        chats.append(prompt(seed, 80))
+        chats[-1] += ask(engine, req(chats[-1], 6)).tokens
+    found = [ask(engine, req([*tokens, 7], 6, n_probs=300)) for tokens in chats]
     return [[result.probs for result in found], [result.n_cached for result in found]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("divided", [False, True])
-def test_a_real_model(model: Path, jit: Jit, divided: bool) -> None:
+def test_real_models_reuse_cells_bit_for_bit(model: Path, jit: Jit, divided: bool) -> None:
     with GGUFFile.open(model) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024, max_batch=64))
         engine = Engine(alone, TOKENIZER, EngineOptions(n_slots=1))
         expected, cached = two_turns(engine, 3)
         assert max(cached[:-1]) == 0
         engine.close()
-        home = House(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
-        engine = Engine(home.forward if home is not None else alone, TOKENIZER, EngineOptions(n_slots=1, cache_ram=-1))
+        cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64) if divided else None
+        engine = Engine(
+            cluster.forward if cluster is not None else alone, TOKENIZER, EngineOptions(n_slots=1, cache_ram=-1)
+        )
         found, cached = two_turns(engine, 3)
         assert found == expected and cached == [85] * 3
         engine.close()
         alone.close()
-    if home is not None:
-        home.forward.close()
-        home.file.close()
+    if cluster is not None:
+        cluster.forward.close()
+        cluster.file.close()
 
 
-def test_dear_cells_are_computed_again(make: Make) -> None:
-    """Over a slow link; now and then it is tried again."""
+def test_cells_that_are_slow_to_read_are_evaluated_again(make: Make) -> None:
+    """Reading over a slow link does not pay; it is tried again now and then."""
     engine, forward = make(n_slots=1)
     read, slow = forward.read_rows, 10.0
 
@@ -328,14 +330,14 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["read", "write"])
-def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """While cells go to memory or come back: nothing is lost but time."""
+def test_losing_a_worker_while_cells_move(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The worker fails while cells are stored or read back; only time is lost."""
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
-    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    plain = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1))
+    cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64)
+    plain = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=1))
     expected, _ = two_turns(plain, 3)
     plain.close()
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=1, cache_ram=1))
     place = "_store" if what == "read" else "recall"
     work = getattr(engine._sequence_cache, place)
     n = 0
@@ -344,7 +346,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
         nonlocal n
         n += 1
         if n in (3, 5):
-            device = home.device(2)
+            device = cluster.device(2)
             device.before = lambda now: device.die() if now == what else None
         work(*args)
 
@@ -352,14 +354,14 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
     try:
         found, _ = two_turns(engine, 3)
         assert found == expected
-        assert home.asked, "a device was lost"
+        assert cluster.asked, "a device was lost"
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
-def test_who_looks_on_sees_the_sequences_and_when_they_were_of_use() -> None:
+def test_snapshot_lists_stored_sequences_and_their_last_use() -> None:
     store = PromptStore(None, 3, 4)
     assert store.entries == ()
     for first in (1, 100):

@@ -1,4 +1,4 @@
-"""How much memory prompts that no slot holds may take."""
+"""The memory limit of the prompt cache."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llamado.engine.options import EngineOptions
 GIB = 1 << 30
 
 
-def test_half_of_the_memory_is_the_limit() -> None:
+def test_default_limit_is_half_of_the_memory() -> None:
     assert prompt_memory(8192, 64 * GIB) == 8192
     assert prompt_memory(8192, 4 * GIB) == 2048
     assert prompt_memory(100, 4 * GIB) == 100
     assert prompt_memory(0, 4 * GIB) == 0
-    assert prompt_memory(-1, 4 * GIB) == -1  # whoever says so means it
+    assert prompt_memory(-1, 4 * GIB) == -1  # -1 means no limit
 
 
-def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_limit_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_llama(tmp_path / "m.gguf", n_embd=32, n_ff=32, n_layer=1)
     given: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The engine when devices die: whatever happens to the cells, nobody's answer changes and none is lost."""
+"""The engine when devices fail: whatever happens to the cells, no answer changes and none is lost."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def lost(why: str = "it closed the connection") -> DeviceLost:
 
 
 class FragileForward(FakeForward):
-    """A forward pass on a device that can die: batches are computed one after the other on a thread of their own.
+    """A forward pass on a device that can fail; batches are computed one after the other on a separate thread.
 
-    `die` takes everything with it: batches on their way fail, the cells hold noise, and nothing can be started until
-    `restore` has succeeded, which fails as often as `refusals` says (None: for ever). `hold` set: nothing is computed.
-    `seed` None: no random delays and depths.
+    `die` loses everything: batches in flight fail, the cells hold noise, and no batch starts until `restore`
+    succeeds. `restore` fails `refusals` times (None: always). While `hold` is set, no batch is computed. `seed`
+    None: no random delays and depths.
     """
 
     def __init__(self, n_cells: int = 4096, *, depth: int = 1, seed: int | None = None, **kw: Any) -> None:
@@ -66,9 +66,9 @@ class FragileForward(FakeForward):
         self.watcher = lambda: None
         self.hold = False
         self.refusals: int | None = 0
-        self.refusal: Callable[[], Exception] = lambda: lost("nobody listens there")
+        self.refusal: Callable[[], Exception] = lambda: lost("connection refused")
         self.restored: list[bool] = []
-        """`elsewhere` of each attempt."""
+        """The `elsewhere` argument of each attempt."""
         self.deaths = 0
         self.in_restore: Callable[[], None] = lambda: None
         self.in_copy: Callable[[], None] = lambda: None
@@ -110,7 +110,7 @@ class FragileForward(FakeForward):
                     return
                 future, batch = self._jobs.popleft()
                 if future.done():
-                    self._turn.notify_all()  # who waits for the last one to be worked on
+                    self._turn.notify_all()  # callers wait for the batch in progress
                     continue
                 rows: NDArray[np.float32] | None = None
                 error: Exception | None = None
@@ -123,7 +123,7 @@ class FragileForward(FakeForward):
                 self._computing = True
             if self._restless and self._rng.random() < 0.3:
                 time.sleep(self._rng.random() * 1e-3)
-            with suppress(Exception):  # cancelled, or the device died meanwhile
+            with suppress(Exception):  # cancelled, or the device failed meanwhile
                 if error is not None:
                     future.set_exception(error)
                 elif rows is not None:
@@ -141,7 +141,7 @@ class FragileForward(FakeForward):
             super().copy_rows(tensors, src, dst, n)
 
     def die(self, *, late: float | None = None) -> None:
-        """`late`: so many seconds after batches begin to fail is the loss known to `lost`."""
+        """`late` is the delay in seconds between the first failing batch and the loss showing in `lost`."""
         with self._turn:
             if self._dead:
                 return
@@ -222,7 +222,7 @@ def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
 
 
 def alone(request: Request, n_vocab: int = 97) -> list[int]:
-    """The answer of an engine that does nothing else, on a device that does not die."""
+    """Return the answer of an engine that does nothing else, on a device that does not fail."""
     with closing(
         Engine(FakeForward(max_batch=512, n_vocab=n_vocab), FakeTokenizer(), EngineOptions(n_slots=1))
     ) as engine:
@@ -235,7 +235,7 @@ def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
 
 
 class Clock:
-    """The time of engines of a test, which passes as always and, by `skip`, at once."""
+    """The clock of a test's engines: it runs normally, and `skip` advances it at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._skipped = 0.0
@@ -262,7 +262,7 @@ def failure(client: Client) -> Exception:
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("late", [None, 0.02], ids=["known at once", "known late"])
-def test_answers_go_on_where_they_were(make: Make, depth: int, late: float | None) -> None:
+def test_answers_continue_after_a_loss(make: Make, depth: int, late: float | None) -> None:
     engine, forward = make(n_slots=4, depth=depth)
     half = threading.Event()
     requests = [req(text(30, i), 60) for i in range(4)]
@@ -273,11 +273,11 @@ def test_answers_go_on_where_they_were(make: Make, depth: int, late: float | Non
     forward.die(late=late)
     for request, client in zip(requests, [first, *others], strict=True):
         assert client.result.tokens == alone(request) == [t for e in client.tokens for t in e.tokens]
-        assert [e.index for e in client.tokens] == list(range(60)), "a token twice, or one left out"
+        assert [e.index for e in client.tokens] == list(range(60)), "a repeated or missing token"
     assert forward.restored == [False] * 3
 
 
-def test_lost_while_prompts_are_read(make: Make) -> None:
+def test_loss_during_prefill(make: Make) -> None:
     engine, forward = make(n_slots=3, depth=3, max_batch=8)
     prompts = [text(300, i) for i in range(3)]
     clients = [send(engine, req(prompt, 5)) for prompt in prompts]
@@ -292,8 +292,8 @@ def test_lost_while_prompts_are_read(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_lost_while_a_beginning_is_copied(make: Make) -> None:
-    """The copy itself finds the device gone: everybody's cells are void, nobody's answer."""
+def test_loss_while_a_prefix_is_copied(make: Make) -> None:
+    """The copy itself detects the loss: all cells become invalid, but no answer is lost."""
     engine, forward = make(n_slots=3)
     system = text(200)
     ask(engine, req([*system, 1], 2, id_slot=0))
@@ -312,8 +312,8 @@ def test_lost_while_a_beginning_is_copied(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_lost_while_cells_are_moved(make: Make) -> None:
-    """Growing sequences in a pool that is too small: each move finds the device gone."""
+def test_loss_while_cells_are_moved(make: Make) -> None:
+    """Growing sequences in a pool that is too small: each move detects the loss."""
     engine, forward = make(n_cells=1024, n_slots=4, n_ctx=1000, max_batch=64)
     left = [2]
 
@@ -330,7 +330,7 @@ def test_lost_while_cells_are_moved(make: Make) -> None:
     assert left == [0]
 
 
-def test_lost_at_the_start_of_a_batch(make: Make) -> None:
+def test_loss_at_the_start_of_a_batch(make: Make) -> None:
     engine, forward = make(n_slots=2, depth=2)
     left = [4]
 
@@ -347,7 +347,7 @@ def test_lost_at_the_start_of_a_batch(make: Make) -> None:
     assert left == [0] and forward.deaths == 4
 
 
-def test_nothing_of_the_cache_outlives_a_device(make: Make) -> None:
+def test_loss_invalidates_the_cache(make: Make) -> None:
     engine, forward = make(n_slots=2)
     talk = text(200)
     assert ask(engine, req(talk, 3)).n_cached == 0
@@ -357,7 +357,7 @@ def test_nothing_of_the_cache_outlives_a_device(make: Make) -> None:
     assert again.n_cached == 0 and again.tokens == alone(req([*talk, 4, 5], 30))
 
 
-def test_lost_without_a_request_is_noticed(make: Make) -> None:
+def test_loss_without_a_request_is_detected(make: Make) -> None:
     engine, forward = make()
     ask(engine, req([1], 2))
     forward.refusals = None
@@ -373,7 +373,7 @@ def test_lost_without_a_request_is_noticed(make: Make) -> None:
     assert ask(engine, req([1, 2], 9)).tokens == alone(req([1, 2], 9))
 
 
-def test_the_fault_says_why_it_lasts(make: Make) -> None:
+def test_fault_contains_the_reason_of_the_failed_restore(make: Make) -> None:
     engine, forward = make()
     forward.refusals = None
     forward.refusal = lambda: DeviceError("not enough memory: CPU needs 12 MiB")
@@ -383,8 +383,8 @@ def test_the_fault_says_why_it_lasts(make: Make) -> None:
     until(lambda: engine.snapshot().fault is None)
 
 
-def test_a_loss_that_only_a_batch_speaks_of(make: Make) -> None:
-    """The future fails with DeviceLost, but nothing is known to be lost: the cells are void all the same."""
+def test_loss_reported_only_by_a_batch(make: Make) -> None:
+    """The future fails with DeviceLost although `lost` reports no loss; the cells are invalid all the same."""
     engine, forward = make(n_slots=2)
     once = [True]
 
@@ -406,8 +406,8 @@ def test_a_loss_that_only_a_batch_speaks_of(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_lost_again_while_it_comes_back(make: Make) -> None:
-    """The attempt succeeds, but by then the device is gone again."""
+def test_loss_during_recovery(make: Make) -> None:
+    """The attempt succeeds, but by then the device is lost again."""
     engine, forward = make(n_slots=2)
     client = send(engine, req(text(20), 200))
     until(lambda: len(client.tokens) > 5)
@@ -430,7 +430,7 @@ def test_lost_again_while_it_comes_back(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_requests_wait_so_long_and_no_longer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_wait_for_a_device_up_to_the_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     engine, forward = make(n_slots=1, wait=400.0)
     running = send(engine, req([1, 2], 300))
@@ -445,11 +445,11 @@ def test_requests_wait_so_long_and_no_longer(make: Make, monkeypatch: pytest.Mon
     clock.skip(250.0)
     error = failure(early)
     assert isinstance(error, Unavailable) and "RPC0[10.0.0.7:50052]" in str(error)
-    assert len(early.events) == 1, "nothing but the failure"
+    assert len(early.events) == 1, "only the failure"
     assert not late.over.is_set() and not running.over.is_set()
     forward.refusals = 0
     assert late.result.tokens == alone(req([4], 5))
-    assert running.result.tokens == alone(req([1, 2], 300)), "one that had begun waits as long as it takes"
+    assert running.result.tokens == alone(req([1, 2], 300)), "a started request waits without limit"
 
 
 def test_time_in_the_queue_before_the_loss_does_not_count(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +470,7 @@ def test_time_in_the_queue_before_the_loss_does_not_count(make: Make, monkeypatc
 
 
 @pytest.mark.slow
-def test_elsewhere_once_the_time_is_up(make: Make) -> None:
+def test_layers_move_after_the_failover_time(make: Make) -> None:
     engine, forward = make(failover=0.2)
     client = send(engine, req([1, 2], 300))
     until(lambda: client.tokens)
@@ -486,7 +486,7 @@ def test_elsewhere_once_the_time_is_up(make: Make) -> None:
     assert forward.restored[-1] and not any(forward.restored[:-1]) and len(forward.restored) > 2
 
 
-def test_never_elsewhere_unless_told(make: Make) -> None:
+def test_layers_never_move_without_failover(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.refusals = 15
     forward.die()
@@ -496,7 +496,7 @@ def test_never_elsewhere_unless_told(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_cancelled_while_the_device_is_away(make: Make) -> None:
+def test_cancel_while_the_device_is_lost(make: Make) -> None:
     engine, forward = make(n_slots=2)
     clients = [send(engine, req([i + 1], 300)) for i in range(4)]
     until(lambda: clients[0].tokens)
@@ -512,8 +512,8 @@ def test_cancelled_while_the_device_is_away(make: Make) -> None:
     assert not clients[0].over.is_set() and clients[2].events == []
 
 
-def test_a_cancelled_request_leaves_its_slot_to_another(make: Make) -> None:
-    """Cancelled while its batch is on its way to a device that dies: nothing of it is taken for cached."""
+def test_cancelled_request_frees_its_slot_after_a_loss(make: Make) -> None:
+    """A request is cancelled while its batch runs on a failing device; none of its cells count as cached."""
     engine, forward = make(n_slots=1, depth=3, max_batch=16)
     prompt = text(200)
     client = send(engine, req(prompt, 50))
@@ -531,7 +531,7 @@ def test_a_cancelled_request_leaves_its_slot_to_another(make: Make) -> None:
 
 @pytest.mark.parametrize("grace", [0.0, 10 * GUARD])
 @pytest.mark.parametrize("stuck", [False, True], ids=["between attempts", "during an attempt"])
-def test_closing_while_the_device_is_away(make: Make, grace: float, stuck: bool) -> None:
+def test_close_while_the_device_is_lost(make: Make, grace: float, stuck: bool) -> None:
     engine, forward = make(n_slots=1)
     running, waiting = send(engine, req([1], 300)), send(engine, req([2], 300))
     until(lambda: running.tokens)
@@ -543,13 +543,13 @@ def test_closing_while_the_device_is_away(make: Make, grace: float, stuck: bool)
     until(lambda: forward.restored)
     began = time.monotonic()
     engine.close(grace)
-    assert time.monotonic() - began < GUARD, "the grace is not for those that nobody answers"
+    assert time.monotonic() - began < GUARD, "close does not wait for requests of a lost device"
     for client in (running, waiting):
         assert isinstance(failure(client), EngineClosed)
     gate.set()
 
 
-def test_lost_while_closing(make: Make) -> None:
+def test_loss_during_close(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.before = lambda n: time.sleep(0.001)
     running = send(engine, req([1], -1))
@@ -569,8 +569,8 @@ def test_lost_while_closing(make: Make) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("chunk", [16, 64], ids=["in chunks", "at once"])
-def test_nothing_that_follows_a_failed_batch_is_believed(make: Make, depth: int, chunk: int) -> None:
-    """Part of a prompt fails while what follows it, and copies of it, are on their way already."""
+def test_batches_after_a_failed_batch_are_discarded(make: Make, depth: int, chunk: int) -> None:
+    """Part of a prompt fails while later parts, and copies of it, are in flight."""
     engine, forward = make(n_slots=4, depth=depth, max_batch=chunk, prefill_chunk=chunk)
     system = text(60)
     bad = [True]
@@ -599,7 +599,7 @@ def test_nothing_that_follows_a_failed_batch_is_believed(make: Make, depth: int,
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_nothing_is_kept_of_a_failed_batch_whose_request_is_gone(make: Make, depth: int) -> None:
+def test_failed_batch_of_a_cancelled_request_is_discarded(make: Make, depth: int) -> None:
     engine, forward = make(n_slots=1, depth=depth, max_batch=64)
     prompt = text(300)
     forward.hold = True
@@ -609,7 +609,7 @@ def test_nothing_is_kept_of_a_failed_batch_whose_request_is_gone(make: Make, dep
     follow = send(engine, req(prompt, 20))
 
     def before(n: int) -> None:
-        if len(forward.sizes) == 1:  # by then the slot is the other request's
+        if len(forward.sizes) == 1:  # by then the slot belongs to the other request
             forward.before = None
             raise MemoryError("no memory left on the device")
 
@@ -622,7 +622,7 @@ def test_nothing_is_kept_of_a_failed_batch_whose_request_is_gone(make: Make, dep
     assert ask(engine, req([*prompt, 5], 20)).tokens == alone(req([*prompt, 5], 20))
 
 
-def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_preparation_does_not_affect_requests(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine, forward = make()
     ready = [0]
 
@@ -639,8 +639,8 @@ def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_of(range(3)))
-def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
-    """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
+def test_draft_tokens_are_discarded_by_a_move(seed: int) -> None:
+    """Sequences are moved while a batch with drafts after them is in flight; the drafts are not moved."""
     rng = random.Random(seed)
     forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=6, n_ctx=500), drafts=DraftManager([Suffix()]))
@@ -652,7 +652,7 @@ def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
         clients = [send(engine, request) for request in requests]
         for request, client in zip(requests, clients, strict=True):
             assert client.result.tokens == alone(request, 4)
-        assert forward.copies, "nothing was moved"
+        assert forward.copies, "no cells were moved"
     finally:
         engine.close()
         forward.end()
@@ -683,8 +683,10 @@ def random_request(rng: random.Random, n_vocab: int, n_ctx: int) -> Request:
 @pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 8), st.integers(1, 5), st.booleans())
-def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool) -> None:
-    """Devices die at any moment while requests come, wait for cells, copy from each other and are cancelled."""
+def test_losses_in_any_schedule_do_not_change_answers(
+    seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool
+) -> None:
+    """Devices fail at any moment while requests arrive, wait for cells, copy from each other and are cancelled."""
     rng = random.Random(seed)
     n_vocab = rng.choice([4, 97])
     n_ctx = min(400, 256 * n_blocks)
@@ -732,7 +734,7 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
             if i in cancelled and rng.random() < 0.5:
                 engine.cancel(client.id)
             time.sleep(rng.choice([0.0, 0.0, 0.005]))
-        calm = threading.Timer(0.5, over.set)  # some get nowhere while devices die all the time
+        calm = threading.Timer(0.5, over.set)  # some requests make no progress while devices keep failing
         calm.start()
         for i, client in enumerate(clients):
             if i not in cancelled:
@@ -760,11 +762,14 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
         forward.end()
 
 
-# -- devices that come back after their layers went elsewhere ----------------------------------------------------------
+# -- devices that come back after their layers moved -----------------------------------------------------------------
 
 
 class MovingForward(FragileForward):
-    """Its device's layers can go elsewhere; `there`: whether it can be called back. `refusals_to_move` come first."""
+    """A device whose layers can move to others; `there` is True if it can be reconnected.
+
+    The first `refusals_to_move` moves fail.
+    """
 
     def __init__(self, *given: Any, **kw: Any) -> None:
         super().__init__(*given, **kw)
@@ -772,19 +777,19 @@ class MovingForward(FragileForward):
         self.there = False
         self.calls = self.moves = self.refusals_to_move = 0
         self.moved: list[float] = []
-        """When."""
+        """The time of each move."""
 
     def restore(self, elsewhere: bool) -> None:
         super().restore(elsewhere)
         self.is_away = elsewhere
 
     def away(self) -> tuple[Away, ...]:
-        return (Away("RPC0[10.0.0.7:50052]", "nobody listens there", 1.0, "layer 1", {}),) if self.is_away else ()
+        return (Away("RPC0[10.0.0.7:50052]", "connection refused", 1.0, "layer 1", {}),) if self.is_away else ()
 
     def call_back(self) -> None:
         self.calls += 1
         if not self.there:
-            raise lost("nobody listens there")
+            raise lost("connection refused")
 
     def move_back(self) -> None:
         assert self.there and self.is_away
@@ -798,7 +803,7 @@ class MovingForward(FragileForward):
 
 
 @pytest.mark.slow
-def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_moving_layers_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "llamado")
     forward = MovingForward(n_vocab=97, max_batch=64)
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, split=SplitOptions(failover=0.0)))
@@ -821,22 +826,22 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             until(lambda: not engine.snapshot().degraded)
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
-        forward.die()  # and back before anything went elsewhere
+        forward.die()  # and back before any layer moved
         engine._outages._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
-        assert not [one for one in caplog.records if one.levelname == "WARNING"], "that all is well is no warning"
+        assert not [one for one in caplog.records if one.levelname == "WARNING"], "recovery is no warning"
     finally:
         forward.end()
         engine.close()
 
 
 @pytest.mark.full
-def test_a_move_that_fails_is_not_tried_all_the_time(
+def test_failed_move_is_retried_after_a_pause(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It costs everybody's cells."""
+    """Every failed move invalidates all cells."""
     monkeypatch.setattr(outage, "_FIRST_REST", 0.3)
     forward = MovingForward(n_vocab=97, max_batch=64)
     forward.there, forward.refusals_to_move = True, 1

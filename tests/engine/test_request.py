@@ -11,7 +11,7 @@ from llamado.engine.request import Defaults, GenerationParams, InvalidRequest, R
 from llamado.engine.sampling.params import Sampling
 
 
-def test_given_fields_win_over_the_defaults() -> None:
+def test_given_fields_override_the_defaults() -> None:
     defaults = Defaults(sampling=Sampling(temperature=0.1, top_k=7), n_predict=33, n_keep=4, stop=("x",))
     request = defaults.request([1, 2], top_k=9, n_predict=-1, stop=["y"], seed=None)
     assert request == Request(
@@ -26,7 +26,7 @@ def test_given_fields_win_over_the_defaults() -> None:
 @pytest.mark.parametrize(
     "bad", [{"prompt_": 1}, {"n_predict": -2}, {"n_probs": -1}, {"temperature": float("nan")}, {"samplers": "q"}]
 )
-def test_bad_fields_are_named(bad: dict[str, Any]) -> None:
+def test_error_names_the_invalid_field(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Defaults().request([1], **bad)
 
@@ -36,15 +36,15 @@ def test_an_empty_prompt_is_refused() -> None:
         Defaults().request([])
 
 
-def test_rates_do_not_count_the_first_token() -> None:
+def test_rates_exclude_the_first_token() -> None:
     timings = Timings(cache_n=5, prompt_n=10, prompt_ms=20.0, predicted_n=5, predicted_ms=8.0)
     assert (timings.prompt_per_token_ms, timings.prompt_per_second) == (2.0, 500.0)
     assert (timings.predicted_per_token_ms, timings.predicted_per_second) == (2.0, 500.0)
     assert Timings().predicted_per_second == Timings().prompt_per_second == Timings().predicted_per_token_ms == 0.0
 
 
-def test_probabilities_wait_as_numbers() -> None:
-    """A million may wait for clients that do not read: 20 bytes each, not the 300 of objects."""
+def test_probabilities_are_stored_as_arrays() -> None:
+    """A million of them may wait for slow clients: each takes 20 bytes, instead of 300 as an object."""
     many = 20_000
     tracemalloc.start()
     top = TopTokens(((i, 1 / (i + 1), -float(i)) for i in range(many)), lambda token: b"%d" % token)

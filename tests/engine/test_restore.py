@@ -1,4 +1,4 @@
-"""A divided model whose devices die: what is brought back, from where, and that the bits stay the same."""
+"""Recovery of a split model whose devices fail: what is loaded again, from where, and unchanged bits."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ Array = np.ndarray[Any, Any]
 
 
 class MortalDevice:
-    """A device of this machine behind the contract of one elsewhere: reads are copies, and once `die` was called
-    everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait or kill.
+    """A local device that behaves like a remote one: reads are copies.
+
+    After `die`, everything fails with DeviceLost. `before` is called with the name of each method; it may raise, wait
+    or kill the device.
     """
 
     local, endpoint, links, numerics = False, None, False, "made up"
@@ -139,13 +141,13 @@ class MortalDevice:
             self._device.close()
 
 
-class House:
-    """Devices of a divided model, how they come back, and a placement on what is left."""
+class Cluster:
+    """The devices of a split model, with reconnecting and a new placement on the remaining ones."""
 
     def __init__(self, path: Path, placement: Placement, jit: Jit, n_devices: int = 3, **options: Any) -> None:
         self.jit = jit
         self.file = GGUFFile.open(path)
-        self.born = [MortalDevice(f"RPC{i}", jit) for i in range(1, n_devices)]
+        self.opened = [MortalDevice(f"RPC{i}", jit) for i in range(1, n_devices)]
         self.away: set[str] = set()
         self.room = True
         self.asked: list[str] = []
@@ -153,7 +155,7 @@ class House:
         self.forward = ModelRunner(
             self.file,
             load_model(self.file),
-            [CpuDevice(1, jit=jit), *self.born],
+            [CpuDevice(1, jit=jit), *self.opened],
             RunnerOptions(reconnect=self.reconnect, replace=self.replace, **{"n_cells": 2048, **options}),
             placement,
         )
@@ -162,9 +164,9 @@ class House:
         assert lost.lost is not None and lost.closed
         self.asked.append(lost.name)
         if lost.name in self.away:
-            raise DeviceLost(lost.name, "nobody listens there")
-        self.born.append(MortalDevice(lost.name, self.jit))
-        return self.born[-1]
+            raise DeviceLost(lost.name, "connection refused")
+        self.opened.append(MortalDevice(lost.name, self.jit))
+        return self.opened[-1]
 
     def replace(self, placement: Placement, alive: Sequence[int]) -> Placement:
         self.replaced.append([*alive])
@@ -182,15 +184,15 @@ class House:
         return device
 
 
-Open = Callable[..., House]
+Open = Callable[..., Cluster]
 
 
 @pytest.fixture
-def house(jit: Jit) -> Iterator[Open]:
-    opened: list[House] = []
+def open_cluster(jit: Jit) -> Iterator[Open]:
+    opened: list[Cluster] = []
 
-    def open_(path: Path, placement: Placement, **options: Any) -> House:
-        opened.append(House(path, placement, jit, **options))
+    def open_(path: Path, placement: Placement, **options: Any) -> Cluster:
+        opened.append(Cluster(path, placement, jit, **options))
         return opened[-1]
 
     yield open_
@@ -210,7 +212,7 @@ def text(n: int, seed: int = 0, n_vocab: int = 300) -> list[int]:
 
 
 def feed(forward: ModelRunner, tokens: list[int], start: int = 0, chunk: int = 16) -> Array:
-    """Logits of every token of a sequence."""
+    """Return the logits of every token of a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
@@ -237,79 +239,81 @@ TWO = Placement((1, 1, 2, 2), 2)
 
 
 @pytest.mark.slow
-def test_only_what_was_lost_is_loaded_again(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = home.forward
+def test_only_lost_weights_are_loaded_again(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
     assert same(feed(forward, text(40)), right)
-    first, second = home.device(1), home.device(2)
+    first, second = cluster.device(1), cluster.device(2)
     assert first.loaded and second.loaded and not set(first.loaded) & set(second.loaded)
     before = [*second.loaded], [*second.placed]
-    told = threading.Event()
-    forward.recovery.watch(told.set)
+    reported = threading.Event()
+    forward.recovery.watch(reported.set)
     first.die()
-    assert told.is_set() and forward.recovery.lost() is not None
+    assert reported.is_set() and forward.recovery.lost() is not None
     with pytest.raises(DeviceLost):
         feed(forward, text(3))
     forward.recovery.restore(False)
     assert forward.recovery.lost() is None
-    assert sorted(home.device(1).loaded) == sorted(first.loaded) and home.device(1) is not first
+    assert sorted(cluster.device(1).loaded) == sorted(first.loaded) and cluster.device(1) is not first
     assert (second.loaded, second.placed) == before
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
 
 
-def test_as_long_as_it_is_away_nothing_changes(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = home.forward
-    home.away = {"RPC1"}
-    home.device(1).die()
+def test_unreachable_device_keeps_its_layers(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
+    cluster.away = {"RPC1"}
+    cluster.device(1).die()
     for _ in range(3):
-        with pytest.raises(DeviceLost, match="RPC1 is lost: nobody listens there"):
+        with pytest.raises(DeviceLost, match="RPC1 is lost: connection refused"):
             forward.recovery.restore(False)
         assert forward.recovery.lost() is not None
-    home.away.clear()
+    cluster.away.clear()
     forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
-    assert home.replaced == []
+    assert cluster.replaced == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", [TWO, Placement((1, 1, 1, 1), 1), Placement((0, 1, 1, 2), 2)], ids=str)
-def test_layers_go_to_those_left(model: Path, house: Open, right: Array, placement: Placement) -> None:
-    home = house(model, placement)
-    forward = home.forward
+def test_layers_move_to_the_remaining_devices(
+    model: Path, open_cluster: Open, right: Array, placement: Placement
+) -> None:
+    cluster = open_cluster(model, placement)
+    forward = cluster.forward
     feed(forward, text(40))
-    home.away = {"RPC1", "RPC2"}
-    home.device(1).die()
+    cluster.away = {"RPC1", "RPC2"}
+    cluster.device(1).die()
     forward.recovery.restore(True)
-    assert home.replaced == [[0, 2]]
+    assert cluster.replaced == [[0, 2]]
     assert same(feed(forward, text(40)), right)
-    home.device(2).die()
+    cluster.device(2).die()
     forward.recovery.restore(True)  # all on this machine
-    assert home.replaced == [[0, 2], [0]]
+    assert cluster.replaced == [[0, 2], [0]]
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
 
 
-def test_one_of_two_comes_back(model: Path, house: Open, right: Array) -> None:
-    home = house(model, Placement((1, 2, 3, 3), 3), n_devices=4)
-    forward = home.forward
-    home.away = {"RPC1", "RPC3"}
+def test_one_of_two_lost_devices_comes_back(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, Placement((1, 2, 3, 3), 3), n_devices=4)
+    forward = cluster.forward
+    cluster.away = {"RPC1", "RPC3"}
     for number in (1, 2, 3):
-        home.device(number).die()
+        cluster.device(number).die()
     with pytest.raises(DeviceLost, match="worker RPC1 and RPC3 is lost"):
         forward.recovery.restore(False)
-    home.away = {"RPC3"}
+    cluster.away = {"RPC3"}
     forward.recovery.restore(True)
-    assert home.replaced == [[0, 1, 2]], "who came back keeps what it had"
+    assert cluster.replaced == [[0, 1, 2]], "the reconnected device keeps its layers"
     assert forward.placement == Placement((1, 2, 2, 2), 2)
     assert same(feed(forward, text(40)), right)
 
 
 @pytest.mark.parametrize("what", ["place", "load"])
 @pytest.mark.parametrize("dies", [1, 2])
-def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: str, dies: int) -> None:
-    """The layers of the third go to the second, or the second is just being brought back, when it dies."""
-    home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4)
-    forward = home.forward
+def test_second_loss_during_a_restore(model: Path, open_cluster: Open, right: Array, what: str, dies: int) -> None:
+    """Another device fails while it receives the layers of the third, or while it is reconnected."""
+    cluster = open_cluster(model, Placement((1, 2, 2, 3), 3), n_devices=4)
+    forward = cluster.forward
     feed(forward, text(40))
 
     def die(now: str, device: MortalDevice) -> None:
@@ -317,125 +321,129 @@ def test_another_dies_meanwhile(model: Path, house: Open, right: Array, what: st
             device.die()
 
     if dies == 2:
-        home.away = {"RPC3"}
-        second = home.device(2)
+        cluster.away = {"RPC3"}
+        second = cluster.device(2)
         second.before = lambda now: die(now, second)
-        home.replace = lambda p, alive: Placement((1, 2, 2, 2), 2)  # type: ignore[method-assign]
-        forward.recovery.replace = home.replace
+        cluster.replace = lambda p, alive: Placement((1, 2, 2, 2), 2)  # type: ignore[method-assign]
+        forward.recovery.replace = cluster.replace
     else:
-        reconnect = home.reconnect
+        reconnect = cluster.reconnect
 
         def doomed(lost: MortalDevice) -> MortalDevice:
             device = reconnect(lost)
-            if len(home.born) == 4:
+            if len(cluster.opened) == 4:
                 device.before = lambda now: die(now, device)
             return device
 
         forward.recovery.reconnect = doomed  # type: ignore[assignment]
-        home.device(1).die()
-    home.device(3).die()
+        cluster.device(1).die()
+    cluster.device(3).die()
     with pytest.raises(DeviceLost):
         forward.recovery.restore(True)
     assert forward.recovery.lost() is not None
-    loaded = {device.name: [*device.loaded] for device in home.born if device.lost is None}
-    home.away.clear()
+    loaded = {device.name: [*device.loaded] for device in cluster.opened if device.lost is None}
+    cluster.away.clear()
     forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
-    for device in home.born:
+    for device in cluster.opened:
         if device.name in loaded and device in forward.devices:
             assert len(set(device.loaded)) == len(device.loaded), "loaded twice"
             assert len(set(device.placed)) == len(device.placed), "placed twice"
 
 
-def test_no_room_elsewhere(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = home.forward
-    home.room, home.away = False, {"RPC2"}
-    home.device(2).die()
+def test_no_memory_on_other_devices(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
+    cluster.room, cluster.away = False, {"RPC2"}
+    cluster.device(2).die()
     for _ in range(2):
         with pytest.raises(NotEnoughMemory):
             forward.recovery.restore(True)
         assert forward.recovery.lost() is not None and forward.placement == TWO
-    home.away.clear()
+    cluster.away.clear()
     forward.recovery.restore(True)
     assert forward.placement == TWO
     assert same(feed(forward, text(40)), right)
 
 
 @pytest.mark.parametrize("what", ["place", "load"])
-def test_no_room_after_all(model: Path, house: Open, right: Array, what: str) -> None:
-    """The other device was thought to have room, and says no: the lost one is still waited for."""
-    home = house(model, TWO)
-    forward = home.forward
-    home.away = {"RPC2"}
+def test_refused_weights_leave_the_placement_unchanged(
+    model: Path, open_cluster: Open, right: Array, what: str
+) -> None:
+    """The placement counts on another device, which refuses; recovery still waits for the lost one."""
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
+    cluster.away = {"RPC2"}
 
     def full(now: str) -> None:
         if now == what:
             raise DeviceError("RPC1 lacks 12.0 MB")
 
-    home.device(1).before = full
+    cluster.device(1).before = full
     forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
-    home.device(2).die()
+    cluster.device(2).die()
     with pytest.raises(DeviceError, match=r"lacks 12\.0 MB"):
         forward.recovery.restore(True)
     assert forward.recovery.lost() is not None and forward.placement == TWO
-    home.away.clear()
+    cluster.away.clear()
     forward.recovery.restore(False)
     assert same(feed(forward, text(40)), right)
-    assert len(set(home.device(1).loaded)) == len(home.device(1).loaded)
+    assert len(set(cluster.device(1).loaded)) == len(cluster.device(1).loaded)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
-def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit, make: Callable[..., Path]) -> None:
-    """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
+def test_larger_activations_cross_after_a_loss(
+    tmp_path: Path, open_cluster: Open, jit: Jit, make: Callable[..., Path]
+) -> None:
+    """Tensors between devices change their sizes; the buffers for them grow as needed."""
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, wtype="Q4_K")
     plain = GGUFFile.open(path)
     alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512))
     expected = feed(alone, text(70), chunk=70)
     alone.close()
-    home = house(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
-    forward = home.forward
+    cluster = open_cluster(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
+    forward = cluster.forward
     assert same(feed(forward, text(70), chunk=70), expected)
     forward.recovery.replace = lambda p, alive: Placement(
         (0, 2, 2, 2), 2, 0, (("blk.0.ffn_down", 2), ("blk.1.ffn_up", 0))
     )
-    home.away = {"RPC1"}
-    home.device(1).die()
+    cluster.away = {"RPC1"}
+    cluster.device(1).die()
     forward.recovery.restore(True)
     assert same(feed(forward, text(70), chunk=70), expected)
     plain.close()
 
 
-def test_a_device_with_nothing_but_single_weights(model: Path, house: Open, right: Array) -> None:
-    home = house(model, Placement((1, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)))
-    forward = home.forward
+def test_device_with_single_weights_is_restored(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, Placement((1, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)))
+    forward = cluster.forward
     assert same(feed(forward, text(40)), right)
-    home.device(2).die()
+    cluster.device(2).die()
     assert forward.recovery.lost() is not None
-    home.away = {"RPC2"}
+    cluster.away = {"RPC2"}
     with pytest.raises(DeviceLost):
         forward.recovery.restore(False)
     forward.recovery.restore(True)
     assert same(feed(forward, text(40)), right)
 
 
-def test_a_device_that_has_nothing_to_do_is_not_missed(model: Path, house: Open, right: Array) -> None:
-    home = house(model, Placement((1, 1, 1, 1), 1))
-    forward = home.forward
-    home.away = {"RPC2"}
-    home.device(2).die()
+def test_losing_an_unused_device_is_ignored(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, Placement((1, 1, 1, 1), 1))
+    forward = cluster.forward
+    cluster.away = {"RPC2"}
+    cluster.device(2).die()
     assert forward.recovery.lost() is None
     assert same(feed(forward, text(40)), right)
-    home.device(1).die()
+    cluster.device(1).die()
     forward.recovery.restore(False)
-    assert home.asked == ["RPC1"]
+    assert cluster.asked == ["RPC1"]
     assert same(feed(forward, text(40)), right)
 
 
-def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -> None:
-    home = house(model, TWO)
-    forward = home.forward
+def test_loss_is_detected_while_another_device_computes(model: Path, open_cluster: Open) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
     gate, inside = threading.Event(), threading.Event()
 
     def wait(what: str) -> None:
@@ -443,21 +451,21 @@ def test_it_is_noticed_while_another_device_computes(model: Path, house: Open) -
             inside.set()
             gate.wait(60)
 
-    home.device(1).before = wait
+    cluster.device(1).before = wait
     four = np.arange(4, dtype=np.int32)
     future = start_at(forward, four, four, np.zeros(4), four)
     assert inside.wait(60)
-    home.device(2).die()
+    cluster.device(2).die()
     with pytest.raises(DeviceLost, match="RPC2"):
         future.result(60)
     gate.set()
 
 
 @pytest.mark.slow
-def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Open, right: Array) -> None:
-    """Whoever still works on a batch that nobody waits for comes to its end first; `_alone` sees two callers."""
-    home = house(model, Placement((1, 1, 2, 2), 2))
-    forward = home.forward
+def test_restore_waits_for_a_computing_thread(model: Path, open_cluster: Open, right: Array) -> None:
+    """A thread may still compute an abandoned batch; restore waits for it. `_alone` fails if there are two callers."""
+    cluster = open_cluster(model, Placement((1, 1, 2, 2), 2))
+    forward = cluster.forward
     inside = threading.Event()
 
     def slow(what: str) -> None:
@@ -465,23 +473,23 @@ def test_nothing_is_restored_under_a_thread_that_computes(model: Path, house: Op
             inside.set()
             time.sleep(0.3)
 
-    home.device(1).before = slow
+    cluster.device(1).before = slow
     four = np.arange(4, dtype=np.int32)
     future = start_at(forward, four, four, np.zeros(4), four)
     inside.wait(60)
     future.cancel()
-    home.away = {"RPC2"}
+    cluster.away = {"RPC2"}
     forward.recovery.replace = lambda p, alive: Placement((1, 1, 1, 1), 1)
-    home.device(2).die()
+    cluster.device(2).die()
     forward.recovery.restore(True)
-    home.device(1).before = lambda what: None
+    cluster.device(1).before = lambda what: None
     assert same(feed(forward, text(40)), right)
 
 
-def test_late_news_of_an_old_device_are_no_news(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = home.forward
-    old = home.device(1)
+def test_late_loss_of_a_replaced_device_is_ignored(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
+    old = cluster.device(1)
     old.die(quietly=True)
     with pytest.raises(DeviceLost):
         feed(forward, text(3))
@@ -491,18 +499,18 @@ def test_late_news_of_an_old_device_are_no_news(model: Path, house: Open, right:
     assert same(feed(forward, text(40)), right)
 
 
-def test_lost_at_the_last_moment_of_a_restore(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = home.forward
-    reconnect = home.reconnect
+def test_loss_at_the_end_of_a_restore(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
+    reconnect = cluster.reconnect
 
     def doomed(lost: MortalDevice) -> MortalDevice:
-        forward.recovery.reconnect = home.reconnect  # type: ignore[assignment]
-        home.device(1).die()  # while the second is brought back
+        forward.recovery.reconnect = cluster.reconnect  # type: ignore[assignment]
+        cluster.device(1).die()  # while the second is reconnected
         return reconnect(lost)
 
     forward.recovery.reconnect = doomed  # type: ignore[assignment]
-    home.device(2).die()
+    cluster.device(2).die()
     with pytest.raises(DeviceLost, match="RPC1"):
         forward.recovery.restore(False)
     assert forward.recovery.lost() is not None and "RPC1" in str(forward.recovery.lost())
@@ -510,8 +518,8 @@ def test_lost_at_the_last_moment_of_a_restore(model: Path, house: Open, right: A
     assert same(feed(forward, text(40)), right)
 
 
-def test_lost_while_loading_at_the_start(model: Path, jit: Jit) -> None:
-    """Says which worker, and lets go of the others."""
+def test_loss_while_loading_at_start(model: Path, jit: Jit) -> None:
+    """The error names the worker, and the other devices are closed."""
 
     made: list[MortalDevice] = []
     original = MortalDevice.load
@@ -525,17 +533,17 @@ def test_lost_while_loading_at_the_start(model: Path, jit: Jit) -> None:
     MortalDevice.load = load  # type: ignore[method-assign]
     try:
         with pytest.raises(DeviceLost, match="RPC2"):
-            House(model, TWO, jit)
+            Cluster(model, TWO, jit)
     finally:
         MortalDevice.load = original  # type: ignore[method-assign]
     assert {device.name for device in made} == {"RPC1", "RPC2"} and all(device.closed for device in made)
 
 
-def test_closing_during_a_restore(model: Path, house: Open) -> None:
-    home = house(model, TWO)
-    forward = home.forward
+def test_close_during_a_restore(model: Path, open_cluster: Open) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = cluster.forward
     gate, inside = threading.Event(), threading.Event()
-    reconnect = home.reconnect
+    reconnect = cluster.reconnect
 
     def slow(lost: MortalDevice) -> MortalDevice:
         inside.set()
@@ -543,7 +551,7 @@ def test_closing_during_a_restore(model: Path, house: Open) -> None:
         return reconnect(lost)
 
     forward.recovery.reconnect = slow  # type: ignore[assignment]
-    home.device(1).die()
+    cluster.device(1).die()
     failed: list[Exception] = []
 
     def restore() -> None:
@@ -559,7 +567,7 @@ def test_closing_during_a_restore(model: Path, house: Open) -> None:
     gate.set()
     thread.join(60)
     assert not thread.is_alive() and failed
-    assert all(device.closed for device in home.born)
+    assert all(device.closed for device in cluster.opened)
 
 
 class WordTokenizer(FakeTokenizer):
@@ -569,8 +577,8 @@ class WordTokenizer(FakeTokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_of(range(3)))
-def test_answers_of_an_engine_whose_devices_die(
-    model: Path, house: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
+def test_losing_devices_does_not_change_answers(
+    model: Path, open_cluster: Open, jit: Jit, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
     monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.02)
@@ -592,10 +600,10 @@ def test_answers_of_an_engine_whose_devices_die(
         expected = [ask(judge, request).tokens for request in requests]
         judge.close()
         alone.close()
-    home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
+    cluster = open_cluster(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
     with closing(
         Engine(
-            home.forward,
+            cluster.forward,
             tokenizer,
             EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
             drafts=DraftManager([Suffix()]),
@@ -605,59 +613,61 @@ def test_answers_of_an_engine_whose_devices_die(
         killed = 0
         while not all(client.over.is_set() for client in clients) and killed < 12:
             time.sleep(rng.choice([0.01, 0.05, 0.1, 0.2]))
-            home.away = {f"RPC{i}" for i in range(1, 4) if rng.random() < 0.2}
+            cluster.away = {f"RPC{i}" for i in range(1, 4) if rng.random() < 0.2}
             for number in rng.sample((1, 2, 3), rng.choice([1, 1, 1, 2])):
-                home.device(number).die()
+                cluster.device(number).die()
                 killed += 1
-        home.away.clear()
+        cluster.away.clear()
         assert killed > 3
         for client, tokens in zip(clients, expected, strict=True):
             assert client.result.tokens == tokens
 
 
-# -- devices that come back after their layers went elsewhere ----------------------------------------------------------
+# -- devices that come back after their layers moved -----------------------------------------------------------------
 
 
-def went_elsewhere(home: House) -> ModelRunner:
-    """The first device is gone, and its layers are with the second."""
-    home.away = {"RPC1"}
-    home.device(1).die()
-    home.forward.recovery.restore(True)
-    return home.forward
+def move_layers_away(cluster: Cluster) -> ModelRunner:
+    """Lose the first device and move its layers to the second."""
+    cluster.away = {"RPC1"}
+    cluster.device(1).die()
+    cluster.forward.recovery.restore(True)
+    return cluster.forward
 
 
-def test_who_comes_back_has_its_layers_again(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    first = home.device(1)
-    forward = went_elsewhere(home)
+def test_reconnected_device_gets_its_layers_back(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    first = cluster.device(1)
+    forward = move_layers_away(cluster)
     (away,) = forward.recovery.away()
-    assert (away.device, away.why, away.layers) == ("RPC1", "nobody listens there", "layers 0 to 1")
+    assert (away.device, away.why, away.layers) == ("RPC1", "connection refused", "layers 0 to 1")
     assert away.now == {"RPC2": "layers 0 to 3 and the head"} and abs(away.since - time.time()) < 60
     with pytest.raises(DeviceLost, match="RPC1"):
         forward.recovery.call_back()
-    home.away.clear()
+    cluster.away.clear()
     forward.recovery.call_back()
-    back = home.born[-1]
-    assert sorted(back.loaded) == sorted(first.loaded), "it has its weights before anybody waits for it"
+    back = cluster.opened[-1]
+    assert sorted(back.loaded) == sorted(first.loaded), "weights are loaded before the layers move"
     assert forward.placement == Placement((2, 2, 2, 2), 2) and same(feed(forward, text(40)), right)
-    second = [*home.device(2).loaded]
+    second = [*cluster.device(2).loaded]
     forward.recovery.move_back()
-    assert forward.placement == TWO and forward.recovery.away() == () and home.device(1) is back
-    assert sorted(back.loaded) == sorted(first.loaded) and home.device(2).loaded == second, "no byte goes twice"
+    assert forward.placement == TWO and forward.recovery.away() == () and cluster.device(1) is back
+    assert sorted(back.loaded) == sorted(first.loaded) and cluster.device(2).loaded == second, "no weight is sent twice"
     assert same(feed(forward, text(40)), right) and same(feed(forward, text(40), start=512, chunk=1), right)
-    home.away = {"RPC1"}
+    cluster.away = {"RPC1"}
     back.die()
     forward.recovery.restore(True)
-    assert same(feed(forward, text(40)), right) and home.device(2).loaded == second
+    assert same(feed(forward, text(40)), right) and cluster.device(2).loaded == second
 
 
 @pytest.mark.parametrize("what", [None, "place"])
-def test_gone_again_before_it_has_its_layers(model: Path, house: Open, right: Array, what: str | None) -> None:
-    home = house(model, TWO)
-    forward = went_elsewhere(home)
-    home.away.clear()
+def test_reconnected_device_is_lost_before_its_layers_move(
+    model: Path, open_cluster: Open, right: Array, what: str | None
+) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = move_layers_away(cluster)
+    cluster.away.clear()
     forward.recovery.call_back()
-    back = home.born[-1]
+    back = cluster.opened[-1]
     if what is None:
         back.die()
         forward.recovery.move_back()
@@ -673,26 +683,26 @@ def test_gone_again_before_it_has_its_layers(model: Path, house: Open, right: Ar
     assert forward.placement == TWO and same(feed(forward, text(40)), right)
 
 
-def test_another_is_lost_while_one_waits_for_its_layers(model: Path, house: Open, right: Array) -> None:
-    home = house(model, TWO)
-    forward = went_elsewhere(home)
-    home.away = {"RPC2"}
+def test_loss_while_another_device_waits_for_its_layers(model: Path, open_cluster: Open, right: Array) -> None:
+    cluster = open_cluster(model, TWO)
+    forward = move_layers_away(cluster)
+    cluster.away = {"RPC2"}
     forward.recovery.call_back()
-    home.device(2).die()
+    cluster.device(2).die()
     forward.recovery.restore(True)
     assert {one.device for one in forward.recovery.away()} == {"RPC1", "RPC2"}
     assert same(feed(forward, text(40)), right)
     forward.recovery.move_back()
     assert [one.device for one in forward.recovery.away()] == ["RPC2"] and same(feed(forward, text(40)), right)
-    home.away.clear()
+    cluster.away.clear()
     forward.recovery.call_back()
     forward.recovery.move_back()
     assert forward.placement == TWO and forward.recovery.away() == () and same(feed(forward, text(40)), right)
 
 
 @pytest.mark.slow
-def test_answers_go_on_while_layers_come_and_go(
-    model: Path, house: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_answers_continue_while_layers_move(
+    model: Path, open_cluster: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
     monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.01)
@@ -707,28 +717,28 @@ def test_answers_go_on_while_layers_come_and_go(
         expected = ask(judge, request).tokens
         judge.close()
         alone.close()
-    home = house(model, TWO, n_cells=1024)
+    cluster = open_cluster(model, TWO, n_cells=1024)
     with closing(
-        Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
+        Engine(cluster.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
     ) as engine:
         client = send(engine, request)
         until(lambda: client.tokens)
-        home.away = {"RPC1"}
-        home.device(1).die()
+        cluster.away = {"RPC1"}
+        cluster.device(1).die()
         until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
         assert "devices: all back" not in caplog.text and "continuing without RPC1" in caplog.text
         assert "RPC2: layers 0 to 3 and the head" in caplog.text
         n = len(client.tokens)
         until(lambda: len(client.tokens) > n)
-        home.away.clear()
+        cluster.away.clear()
         until(lambda: not engine.snapshot().degraded)
-        assert home.forward.placement == TWO and not client.over.is_set(), "the answer was over before"
+        assert cluster.forward.placement == TWO and not client.over.is_set(), "the answer ended too early"
         assert client.result.tokens == expected
         assert "RPC1: back" in caplog.text and "devices: all back" in caplog.text
-        # and while nobody asks
-        home.away = {"RPC2"}
-        home.device(2).die()
+        # and while no request runs
+        cluster.away = {"RPC2"}
+        cluster.device(2).die()
         until(lambda: engine.snapshot().degraded)
-        home.away.clear()
+        cluster.away.clear()
         until(lambda: not engine.snapshot().degraded)
-        assert ask(engine, request).tokens == expected and home.forward.placement == TWO
+        assert ask(engine, request).tokens == expected and cluster.forward.placement == TWO

@@ -1,4 +1,4 @@
-"""A whole model on this machine: right by the reference, and the same bits however it is asked."""
+"""A whole model on this machine: equal to the reference, and the same bits however it is evaluated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def text(n: int, n_vocab: int, seed: int = 0) -> list[int]:
 
 
 def run(forward: ModelRunner, rows: list[tuple[int, int, int]], outputs: list[int] | None = None) -> Array:
-    """Logits of a batch of (token, position, start)."""
+    """Return the logits of a batch of (token, position, start)."""
     tokens, positions, starts = zip(*rows, strict=True)
     chosen = range(len(rows)) if outputs is None else outputs
     return start_at(forward, tokens, positions, starts, chosen).result().copy()
@@ -55,7 +55,7 @@ def copy(forward: ModelRunner, src: int, dst: int, n: int) -> None:
 
 
 def feed(forward: ModelRunner, tokens: list[int], *, start: int = 0, first: int = 0, chunk: int = 512) -> Array:
-    """Logits of every token of a sequence, read in chunks."""
+    """Return the logits of every token of a sequence, evaluated in chunks."""
     rows = [(token, first + i, start) for i, token in enumerate(tokens)]
     return np.concatenate([run(forward, rows[i : i + chunk]) for i in range(0, len(rows), chunk)])
 
@@ -68,14 +68,14 @@ def same(a: Array, b: Array) -> bool:
 
 
 def assert_close(found: Array, right: Array, tolerance: float) -> None:
-    """The greatest error, in deviations of the logits."""
+    """Check the largest error, in standard deviations of the logits."""
     assert np.abs(found - right).max() < tolerance * right.std()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wtype", chosen(TYPES, ("F16", "Q4_0", "Q8_0", "Q4_K")))
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
-def test_logits_are_those_of_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
+def test_logits_equal_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, wtype=wtype)
     tokens = text(40, 300)
     reference = ReferenceModel(path)
@@ -116,7 +116,7 @@ def test_variants_of_gemma3(tmp_path: Path, start: Open, options: dict[str, Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("types", [(T.F32, T.F32), (T.BF16, T.F16), (T.Q8_0, T.Q8_0), (T.F16, T.Q8_0)], ids=str)
-def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> None:
+def test_cache_types(tmp_path: Path, start: Open, types: tuple[T, T]) -> None:
     path = make_llama(tmp_path / "m.gguf", wtype="F32")
     tokens = text(30, 300)
     reference = ReferenceModel(path, type_k=types[0], type_v=types[1])
@@ -125,21 +125,21 @@ def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> 
 
 
 @pytest.mark.full
-def test_a_file_read_into_memory_gives_the_same(tmp_path: Path, start: Open) -> None:
-    """--no-mmap, and --mlock where it is allowed."""
+def test_file_read_into_memory_gives_the_same_bits(tmp_path: Path, start: Open) -> None:
+    """--no-mmap, and --mlock if it is allowed."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, wtype="Q4_K", types=MIXED)
     tokens = text(20, 300)
     mapped, read = start(path), start(path, mmap=False, mlock=True)
-    path.unlink()  # what was read does not need the file any more
+    path.unlink()  # the weights in memory no longer need the file
     assert same(feed(mapped, tokens), feed(read, tokens))
 
 
-# --- one numerics -----------------------------------------------------------------------------------------------------
+# --- the same bits ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind of product, rows that are not multiples of eight, a sliding window where there is one."""
+    """Every kind of product, row counts that are not multiples of eight, and a sliding window in one of the models."""
     path = tmp_path_factory.mktemp("model") / f"{request.param}.gguf"
     if request.param == "llama":
         return make_llama(
@@ -158,27 +158,27 @@ def alone(model: Path, start: Open) -> Array:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_a_prompt_read_in_chunks(model: Path, start: Open, alone: Array, chunk: int) -> None:
+def test_chunk_size_does_not_change_bits(model: Path, start: Open, alone: Array, chunk: int) -> None:
     assert same(feed(start(model), text(N, 300), chunk=chunk), alone)
 
 
 @pytest.mark.slow
-def test_places_in_the_pool(model: Path, start: Open, alone: Array) -> None:
+def test_position_in_the_pool_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
-    feed(forward, text(2048, 300, seed=9)[:1900], chunk=512)  # what was there before does not matter
+    feed(forward, text(2048, 300, seed=9)[:1900], chunk=512)  # earlier contents of the cells do not matter
     for place in (256, 1280, 0):
         assert same(feed(forward, text(N, 300), start=place), alone)
 
 
 @pytest.mark.slow
-def test_threads(model: Path, start: Open, alone: Array) -> None:
+def test_thread_count_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
     for n_threads in (1, 3):
         assert same(feed(start(model, n_threads), text(N, 300), chunk=100), alone)
 
 
 @pytest.mark.slow
-def test_among_strangers(model: Path, start: Open, alone: Array) -> None:
-    """One of eight sequences: some decode, some read their prompt, some come and go; ours is anywhere in the batch."""
+def test_other_sequences_do_not_change_bits(model: Path, start: Open, alone: Array) -> None:
+    """One of eight sequences: some decode, some prefill, some come and go; ours is anywhere in the batch."""
     forward = start(model, n_cells=8192)
     ours = text(N, 300)
     rng = np.random.default_rng(3)
@@ -205,20 +205,20 @@ def test_among_strangers(model: Path, start: Open, alone: Array) -> None:
 
 
 @pytest.mark.slow
-def test_a_copied_prefix(model: Path, start: Open, alone: Array) -> None:
+def test_copied_prefix_gives_the_same_bits(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     tokens = text(N, 300)
     feed(forward, tokens[:300])
     copy(forward, 0, 768, 300)
-    feed(forward, text(400, 300, seed=5))  # another takes the first place
+    feed(forward, text(400, 300, seed=5))  # another takes the first position
     assert same(feed(forward, tokens[300:], start=768, first=300, chunk=50), alone[300:])
     copy(forward, 768, 1024, N)  # overlapping
     assert same(feed(forward, tokens[-1:], start=1024, first=N - 1), alone[-1:])
 
 
 @pytest.mark.slow
-def test_a_sequence_taken_up_again_at_an_earlier_place(model: Path, start: Open, alone: Array) -> None:
-    """Rejected guesses leave their keys behind: the next tokens write over them."""
+def test_rewound_sequence_gives_the_same_bits(model: Path, start: Open, alone: Array) -> None:
+    """Rejected drafts leave their keys in the cells; the next tokens overwrite them."""
     forward = start(model)
     tokens = text(N, 300)
     feed(forward, tokens[:100])
@@ -228,7 +228,7 @@ def test_a_sequence_taken_up_again_at_an_earlier_place(model: Path, start: Open,
 
 
 @pytest.mark.slow
-def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
+def test_number_of_outputs_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
     forward = start(model)
     rows = [(token, i, 0) for i, token in enumerate(text(200, 300))]
     assert run(forward, rows[:64], []).shape == (0, forward.n_vocab)
@@ -238,7 +238,7 @@ def test_some_outputs_or_none(model: Path, start: Open, alone: Array) -> None:
 
 
 @pytest.mark.slow
-def test_faults_have_names(model: Path, start: Open) -> None:
+def test_invalid_batches_raise_forward_error(model: Path, start: Open) -> None:
     forward = start(model, n_cells=300, max_batch=16)
     assert forward.memory.n_cells == 512
     for rows in ([], [(1, 0, 0)] * 17, [(1, 0, 512)], [(1, 300, 256)], [(1, -1, 256)], [(1, 0, -1)]):
@@ -261,9 +261,7 @@ def test_faults_have_names(model: Path, start: Open) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
-def test_real_models_give_the_same_bits_however_they_are_asked(
-    name: str, request: pytest.FixtureRequest, start: Open
-) -> None:
+def test_real_models_give_the_same_bits_in_any_batch(name: str, request: pytest.FixtureRequest, start: Open) -> None:
     path: Path = request.getfixturevalue(name)
     tokens = text(66, 40000)
     one, two = start(path, 1), start(path, 2)
@@ -274,18 +272,18 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
 
     whole = last(two, rows)
     assert same(last(one, rows), whole)
-    # in chunks, elsewhere in the pool
+    # in chunks, at another position in the pool
     moved = [(token, i, 512) for token, i, _ in rows]
     for i in range(0, 60, 7):
         run(two, moved[i : min(i + 7, 60)], [])
     for row in moved[60:65]:
         run(two, [row], [0])
     assert same(last(two, [moved[65]]), whole)
-    # with strangers, after a copy
+    # among other sequences, after a copy
     copy(two, 512, 1024, 60)
     for i in range(60, 66):
-        strangers = [(token, i, 256 * place) for place, token in ((1, 7), (6, 99), (3, 1234))]
-        logits = run(two, [*strangers[:2], (tokens[i], i, 1024), strangers[2]])
+        others = [(token, i, 256 * place) for place, token in ((1, 7), (6, 99), (3, 1234))]
+        logits = run(two, [*others[:2], (tokens[i], i, 1024), others[2]])
     assert same(logits[2:3], whole)
 
 
@@ -293,13 +291,13 @@ def test_real_models_give_the_same_bits_however_they_are_asked(
 
 
 def split_as(*layers: int, overrides: tuple[tuple[str, int], ...] = ()) -> Placement:
-    """A placement by layers, the head with the last."""
+    """Return a placement by layers, with the head on the last device."""
     return Placement(layers, layers[-1], 0, overrides)
 
 
 @pytest.fixture
 def spread(open_model: OpenModel) -> Callable[..., ModelRunner]:
-    """Opens a model on three devices of this machine, one thread each."""
+    """Return a function that opens a model on three devices of this machine, one thread each."""
     return partial(open_model, n_threads=1, n_devices=3, n_cells=2048, whole=True)
 
 
@@ -327,10 +325,10 @@ def test_the_same_bits_on_several_devices(
     assert same(feed(several, tokens, chunk=1, start=512), right)
 
 
-def test_what_bits_depend_on(
+def test_numerics_depend_on_the_computing_devices(
     tmp_path: Path, spread: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The devices that compute cells, single weights of them, too; the head's does not."""
+    """Numerics depend on the devices that compute cells, including single weights, but not on the head's device."""
     path, kinds = make_llama(tmp_path / "m.gguf", n_layer=2), ["here", "here", "here"]
     monkeypatch.setattr(CpuDevice, "numerics", property(lambda self: kinds[runner.devices.index(self)]))
     runner = spread(path, placement=Placement((0, 1), 2, 0))
@@ -350,7 +348,7 @@ def test_what_bits_depend_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(("_exps", 0),), ((r"blk\.(0|3)\..*_exps", 0), ("up_exps", 2))])
-def test_experts_may_lie_elsewhere(
+def test_experts_on_other_devices_give_the_same_bits(
     tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], overrides: tuple[tuple[str, int], ...]
 ) -> None:
     path = make(TINY["qwen3moe"], tmp_path / "m.gguf", wtype="Q8_0")
@@ -362,8 +360,8 @@ def test_experts_may_lie_elsewhere(
 
 
 @pytest.mark.slow
-def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread: Callable[..., ModelRunner]) -> None:
-    """Chunks of one sequence, started before the chunk ahead is done, and another sequence between them."""
+def test_batches_in_flight_give_the_same_bits(tmp_path: Path, start: Open, spread: Callable[..., ModelRunner]) -> None:
+    """Chunks of one sequence start before the previous chunk is done, with another sequence between them."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     one, two = text(64, 300), text(64, 300, seed=1)
     alone = start(path)
@@ -385,14 +383,14 @@ def test_batches_follow_on_each_others_heels(tmp_path: Path, start: Open, spread
 
 
 def throughput(depth: int, latency: float, n: int = 8) -> float:
-    """Rows per second of two devices with links, when `n` sequences are in `depth` groups: 2 ms and 0.6 a row each."""
+    """Rows per second of two linked devices with `n` sequences in `depth` groups; 2 ms per step, 0.6 ms per row."""
     groups = min(depth, n)
     service = 0.002 + 0.0006 * n / groups
     return n / max(groups * service, latency + 2 * service)
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.04, 0.2])
-def test_as_many_batches_as_pay(latency: float) -> None:
+def test_pipeline_depth_maximizes_throughput(latency: float) -> None:
     depth, now = Depth(2), 0.0
     seen = []
     for _ in range(3000):

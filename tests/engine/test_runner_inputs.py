@@ -1,4 +1,4 @@
-"""The runner fills whatever inputs a graph has: embeddings for tokens, positions in four sections, a model's own."""
+"""The runner fills any graph input: embeddings, positions in four sections, inputs that a model defines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from llamado.models.forward import Pass
 from llamado.models.inputs import Bytes, Input
 
 from .conftest import OpenModel
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
 
-N = 13  # filled up to 16 where all is on one device
+N = 13  # padded to 16 if all is on one device
 PLACEMENTS = [None, Placement((0, 1), 1)]
 
 
@@ -50,7 +50,7 @@ def tokens() -> Array:
 
 
 def logits(runner: ModelRunner, **given: Any) -> Array:
-    """Of all tokens of one sequence."""
+    """Return the logits of all tokens of one sequence."""
     cells = np.arange(N, dtype=np.int64)
     rows = MemoryRows(cells, np.zeros(N, np.int64), cells, runner.memory.n_cells)
     batch = Batch(**{"positions": np.arange(N, dtype=np.int32), "outputs": cells, "memory": (rows,), **given})
@@ -58,13 +58,13 @@ def logits(runner: ModelRunner, **given: Any) -> Array:
 
 
 def table(runner: ModelRunner) -> Array:
-    """The matrix of embeddings, F32 [n_vocab, n_embd]."""
+    """Return the token embedding matrix, F32 [n_vocab, n_embd]."""
     return runner.file.data("token_embd.weight").view(np.float32).reshape(-1, runner.model.hparams.n_embd)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
-def test_embeddings_in_the_place_of_tokens(
+def test_embeddings_replace_tokens(
     tmp_path: Path, start: Open, make: Callable[..., Path], placement: Placement | None
 ) -> None:
     runner = start(make(tmp_path / "m.gguf", wtype="F32"), placement=placement)
@@ -74,15 +74,15 @@ def test_embeddings_in_the_place_of_tokens(
     assert np.abs(found - logits(runner, embeddings=rows[::-1])).max() > 0.01
 
 
-def test_embeddings_that_cannot_be(tmp_path: Path, start: Open) -> None:
+def test_invalid_embeddings_are_refused(tmp_path: Path, start: Open) -> None:
     runner = start(make_llama(tmp_path / "m.gguf"))
     for wrong in ({}, {"embeddings": np.ones((N, 3), np.float32)}, {"embeddings": np.ones((1, 128), np.float32)}):
         with pytest.raises(ForwardError, match="embeddings of 128 elements"):
             logits(runner, **wrong)
 
 
-class _Unturned:
-    """A pass without rotary positions, which take one section."""
+class _PassWithoutRotation:
+    """A pass without rotary positions, for models that read positions in another way."""
 
     def __init__(self, step: Pass) -> None:
         self._step = step
@@ -95,10 +95,10 @@ class _Unturned:
 
 
 class NoPositions(LlamaModel):
-    """A llama that knows no order."""
+    """A llama without position encoding."""
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        return super()._layer(_Unturned(step), layer, x)  # type: ignore[arg-type]
+        return super()._layer(_PassWithoutRotation(step), layer, x)  # type: ignore[arg-type]
 
 
 class FourPositions(NoPositions):
@@ -143,42 +143,42 @@ class Temperatures(Input):
         return (1 + np.log1p(positions)).astype(np.float32)
 
 
-class Tempered(LlamaModel):
+class TemperatureModel(LlamaModel):
     def _embed(self, step: Pass) -> Tensor:
         return mul(super()._embed(step), step.input(Temperatures(step.shape.n_tokens)))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_an_input_that_the_runner_has_never_heard_of(tmp_path: Path, start: Open, placement: Placement | None) -> None:
+def test_models_can_define_their_own_inputs(tmp_path: Path, start: Open, placement: Placement | None) -> None:
     path = make_llama(tmp_path / "m.gguf", wtype="F32")
     plain = start(path, placement=placement)
     x = table(plain)[tokens()] * Temperatures.factors(np.arange(N))[:, None]
-    found = logits(start(path, Tempered, placement), tokens=tokens())
+    found = logits(start(path, TemperatureModel, placement), tokens=tokens())
     np.testing.assert_array_equal(found, logits(plain, embeddings=x))
 
 
 @pytest.fixture
-def house(tmp_path: Path, jit: Jit) -> Iterator[House]:
+def cluster(tmp_path: Path, jit: Jit) -> Iterator[Cluster]:
     """A model on three devices that can be lost."""
     path = make_llama(tmp_path / "m.gguf", wtype="F32", n_layer=4)
-    opened = House(path, TWO, jit, n_cells=512, max_batch=64)
+    opened = Cluster(path, TWO, jit, n_cells=512, max_batch=64)
     yield opened
     opened.forward.close()
     opened.file.close()
 
 
-def test_embeddings_once_a_device_was_lost(house: House) -> None:
-    runner = house.forward
+def test_embeddings_after_a_device_was_lost(cluster: Cluster) -> None:
+    runner = cluster.forward
     rows = table(runner)[tokens()]
     expected = logits(runner, embeddings=rows)
-    house.device(1).die()
+    cluster.device(1).die()
     runner.recovery.restore(False)
     np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)
 
 
-def test_the_first_embeddings_wait_for_the_batches_before_them(house: House) -> None:
-    """There is memory to be made for them, and a device has one caller at a time."""
-    runner = house.forward
+def test_first_embeddings_wait_for_earlier_batches(cluster: Cluster) -> None:
+    """Memory for them is still to be allocated, and a device accepts one caller at a time."""
+    runner = cluster.forward
     gate = threading.Event()
 
     def slow(what: str) -> None:
@@ -186,7 +186,7 @@ def test_the_first_embeddings_wait_for_the_batches_before_them(house: House) -> 
             threading.Timer(0.2, gate.set).start()
             gate.wait(60)
 
-    house.device(1).before = slow
+    cluster.device(1).before = slow
     cells = np.arange(N, dtype=np.int64)
     before = Batch(cells, cells, (MemoryRows(cells, 0 * cells, cells, 512),), tokens())
     first = runner.submit(before)
@@ -194,8 +194,8 @@ def test_the_first_embeddings_wait_for_the_batches_before_them(house: House) -> 
     np.testing.assert_array_equal(first.result(60), found)
 
 
-def test_without_memory_for_embeddings_for_a_while(house: House) -> None:
-    runner = house.forward
+def test_missing_memory_for_embeddings_is_temporary(cluster: Cluster) -> None:
+    runner = cluster.forward
     expected = logits(runner, tokens=tokens())
     rows = table(runner)[tokens()]
 
@@ -203,9 +203,9 @@ def test_without_memory_for_embeddings_for_a_while(house: House) -> None:
         if what == "place":
             raise DeviceError("RPC1 lacks 12.0 MB")
 
-    house.device(1).before = full
+    cluster.device(1).before = full
     with pytest.raises(DeviceError, match="lacks"):
         logits(runner, embeddings=rows)
     np.testing.assert_array_equal(logits(runner, tokens=tokens()), expected)
-    house.device(1).before = lambda what: None
+    cluster.device(1).before = lambda what: None
     np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)

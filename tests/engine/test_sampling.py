@@ -115,10 +115,10 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
     for position in range(30, 33 if n_vocab < 1000 else 31):
         expected = plain.probabilities(row.tolist(), position)
         token = sampler.sample(row, position)
-        assert np.array_equal(row, before), "the row must come back as it was"
+        assert np.array_equal(row, before), "the row must be unchanged"
         own, got = sampler.candidates(n_vocab, token)
         assert token in expected
-        # float32 against float64 may move a token or two of a flat distribution across the border of a filter.
+        # float32 rounding may move one or two tokens of a flat distribution across the border of a filter.
         differing = set(dict(got)) ^ {i for i, p in expected.items() if p > 1e-37}
         assert len({i for i in differing if expected.get(i, 1) > 1e-30}) <= (2 if n_vocab > 1000 else 0)
         if not differing:
@@ -137,7 +137,7 @@ def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: in
 
 
 @pytest.mark.slow
-def test_draws_follow_the_probabilities() -> None:
+def test_samples_follow_the_probabilities() -> None:
     row = np.log(np.array([0.5, 0.25, 0.15, 0.1, 1e-9], np.float32))
     for case in (OFF, OFF | {"top_k": 4}):
         sampler = Sampler(Sampling(**case), SamplerSetup(5), seed=5)
@@ -185,12 +185,12 @@ def test_log_softmax_top() -> None:
     assert [p for _, p in top] == pytest.approx(np.sort(exact)[::-1][:5].tolist(), abs=1e-5)
 
 
-def test_everything_banned_still_gives_a_token() -> None:
+def test_banning_every_token_still_gives_a_token() -> None:
     sampler = Sampler(Sampling(logit_bias=dict.fromkeys(range(9), -math.inf)), SamplerSetup(9), seed=1)
     assert 0 <= sampler.sample(np.zeros(9, np.float32), 0) < 9
 
 
-def test_nan_is_an_error_and_not_a_token() -> None:
+def test_nan_logits_raise_an_error() -> None:
     row = np.zeros(9, np.float32)
     row[4] = math.nan
     for case in ({}, {"temperature": 0.0}, OFF):
@@ -228,6 +228,6 @@ def test_sampler_names() -> None:
         {"samplers": ("top_k",) * 65},
     ],
 )
-def test_bad_values_are_refused(bad: dict[str, Any]) -> None:
+def test_invalid_values_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Sampling(**bad).validate()

@@ -1,4 +1,4 @@
-"""A constraint counts before every sampler, however its mask is applied."""
+"""Constraints apply before every sampler, however the mask is applied."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeMatcher:
 
 
 def allowed_sets(rng: np.random.Generator, row: np.ndarray) -> list[set[int] | None]:
-    """Few tokens, many, all, those below the most likely and some of these, exactly one."""
+    """A few tokens, many, all, those below the most likely and some of these, exactly one."""
     n = row.size
     likely = np.argsort(-row).tolist()
     return [
@@ -110,8 +110,8 @@ def test_masked_chain_equals_reference(case: dict[str, Any], n_vocab: int) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())[:60] or "default")
-def test_however_a_mask_is_applied(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a list of tokens, on the most likely alone, or on the whole row: the same candidates, the same token."""
+def test_ways_of_applying_a_mask_are_equivalent(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a list of tokens, on the most likely tokens alone, or on the whole row: the same candidates and token."""
     rng = np.random.default_rng(7)
     n_vocab = 2500
     row = (rng.standard_normal(n_vocab) * 3).astype(np.float32)
@@ -138,8 +138,8 @@ def test_however_a_mask_is_applied(case: dict[str, Any], monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("n_bits", [2464, 2500, 4096])
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
-def test_masks_of_another_length(temperature: float, n_bits: int) -> None:
-    """Tokens beyond the mask are forbidden, bits beyond the row mean nothing."""
+def test_masks_of_another_length_than_the_row(temperature: float, n_bits: int) -> None:
+    """Tokens beyond the mask are forbidden; bits beyond the row are ignored."""
     n_vocab = 2500
     row = np.zeros(n_vocab, np.float32)
     row[2490:] = 9.0
@@ -160,14 +160,14 @@ def test_masks_of_another_length(temperature: float, n_bits: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("allowed", [{5, 9}, {9}, set(range(5, 2900, 2))])
 def test_bans_yield_to_the_constraint(allowed: set[int], temperature: float) -> None:
-    """Where a request bans all that its constraint allows, the constraint holds."""
+    """If a request bans every token that its constraint allows, the constraint wins."""
     bias = dict.fromkeys(allowed, -math.inf)
     matcher = FakeMatcher([allowed], 3000)
     sampler = Sampler(Sampling(temperature=temperature, logit_bias=bias), SamplerSetup(3000), seed=1, matcher=matcher)
     assert sampler.sample(np.zeros(3000, np.float32), 0) in allowed
 
 
-def test_asked_ahead_and_once() -> None:
+def test_mask_is_requested_once_in_advance() -> None:
     matcher = FakeMatcher([{3, 4}, {1}, None], 50)
     sampler = Sampler(Sampling(), SamplerSetup(50), seed=1, matcher=matcher)
     sampler.start([1, 2, 3])
@@ -184,14 +184,14 @@ def test_asked_ahead_and_once() -> None:
     assert matcher.accepted == [first, 1]
 
 
-def test_no_token_at_all() -> None:
+def test_mask_without_tokens_raises_an_error() -> None:
     sampler = Sampler(Sampling(), SamplerSetup(50), seed=1, matcher=FakeMatcher([set()], 50))
     with pytest.raises(ConstraintFailed):
         sampler.sample(np.zeros(50, np.float32), 0)
 
 
 def test_infill_ends_only_where_allowed() -> None:
-    row = np.zeros(60, np.float32)  # no text is likely enough: end
+    row = np.zeros(60, np.float32)  # no text is likely enough, so the answer ends
     words = Words([chr(97 + i % 26) + str(i) for i in range(60)], eos=7)
     sampling = Sampling(samplers=("infill",))
     assert Sampler(sampling, SamplerSetup(60, [7], words), seed=1).sample(row, 0) == 7

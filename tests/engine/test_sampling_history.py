@@ -1,4 +1,4 @@
-"""What samplers remember: DRY's window, penalties, Mirostat and adaptive-p; and that no values break a chain."""
+"""Sampler state: DRY's window, penalties, Mirostat and adaptive-p, and chains that survive any values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = Words(["a", "b", "ab", "\n", "a\n", "b:x", "x", "xy", "yz", ":", "", "é
     breakers=st.lists(st.sampled_from(["\n", ":", "xyz", "ab", "aba", "bx", "yzx", "éa", "", "b\n"]), max_size=4),
     base=st.sampled_from([1.0, 1.2, 1.75, 1e30]),
 )
-def test_dry_is_what_comparing_everything_gives(
+def test_dry_equals_a_comparison_of_all_suffixes(
     prompt: list[int],
     answer: list[int],
     alphabet: int,
@@ -62,8 +62,8 @@ def test_dry_is_what_comparing_everything_gives(
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 3])
-def test_dry_of_a_prompt(n_tokens: int) -> None:
-    """Repetitions within repetitions."""
+def test_dry_counts_repetitions_in_the_prompt(n_tokens: int) -> None:
+    """Repetitions inside repetitions."""
     rng = np.random.default_rng(n_tokens)
     sampling = Sampling(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1, dry_penalty_last_n=-1)
     for i in range(200):
@@ -76,8 +76,8 @@ def test_dry_of_a_prompt(n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("breakers", [["ab", "aba"], ["abx", "bxa", "xa"], ["a", "xb"]])
-def test_dry_breakers_within_breakers(breakers: list[str]) -> None:
-    """The longest that begins at a token counts, also where a shorter one was whole before."""
+def test_dry_prefers_the_longest_breaker(breakers: list[str]) -> None:
+    """The longest breaker that starts at a token counts, even if a shorter one is complete first."""
     rng = np.random.default_rng(len(breakers))
     sampling = Sampling(
         dry_multiplier=1.0,
@@ -100,8 +100,8 @@ def test_dry_breakers_within_breakers(breakers: list[str]) -> None:
 
 
 @pytest.mark.parametrize("last_n", [16, 700, -1])
-def test_dry_over_a_long_answer(last_n: int) -> None:
-    """The window moves on, and what it has left behind is forgotten."""
+def test_dry_window_moves_with_a_long_answer(last_n: int) -> None:
+    """The window moves on, and tokens it has left are forgotten."""
     rng = np.random.default_rng(1)
     sampling = Sampling(dry_multiplier=0.7, dry_allowed_length=1, dry_penalty_last_n=last_n)
     dry = Dry(sampling, Breakers(sampling.dry_sequence_breakers, WORDS))
@@ -117,8 +117,8 @@ def test_dry_over_a_long_answer(last_n: int) -> None:
             assert got == pytest.approx(dry_penalties(sequence, sampling, WORDS))
 
 
-def test_breakers_are_cut_like_llama_cpp_does() -> None:
-    """40 bytes of a breaker count, whole characters of them, and 20 tokens after its first."""
+def test_breakers_are_truncated_as_in_llama_cpp() -> None:
+    """As in llama.cpp, 40 bytes of a breaker count, whole characters of them, and 20 tokens after its first."""
     words = Words(["q", "x", "é"])
     breakers = Breakers(["q" + "x" * 60, "x" + "é" * 30], words)
     assert breakers.tails(0) == {20: {(1,) * 20}}
@@ -127,7 +127,7 @@ def test_breakers_are_cut_like_llama_cpp_does() -> None:
 
 
 @pytest.mark.parametrize("last_n", [5, 100, -1])
-def test_penalties_over_a_long_answer(last_n: int) -> None:
+def test_penalty_window_moves_with_a_long_answer(last_n: int) -> None:
     rng = np.random.default_rng(1)
     n_vocab = 30
     sampling = Sampling(
@@ -153,7 +153,7 @@ def test_penalties_over_a_long_answer(last_n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_comes_to_its_target(version: int) -> None:
+def test_mirostat_reaches_its_target(version: int) -> None:
     rng = np.random.default_rng(0)
     n_vocab = 1500
     sampler = Sampler(Sampling(mirostat=version, mirostat_tau=3.0, temperature=1.0), SamplerSetup(n_vocab), seed=11)
@@ -167,8 +167,8 @@ def test_mirostat_comes_to_its_target(version: int) -> None:
 
 
 @pytest.mark.parametrize("case", [{"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5, "xtc_threshold": 0.01}])
-def test_answers_follow_from_seed_and_rows_alone(case: dict[str, Any]) -> None:
-    """Sampling a token twice changes nothing, and a token that was not taken is forgotten."""
+def test_answers_depend_only_on_seed_and_logits(case: dict[str, Any]) -> None:
+    """Sampling a token twice changes no state, and a token that was not accepted is forgotten."""
     rng = np.random.default_rng(4)
     rows = (rng.standard_normal((40, 400)) * 2).astype(np.float32)
     answers = []
@@ -194,7 +194,7 @@ def test_streams_of_random_numbers_are_independent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
-def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
+def test_xtc_applies_with_its_probability(probability: float) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     sampling = Sampling(samplers=("xtc",), xtc_probability=probability, xtc_threshold=0.1)
     sampler = Sampler(sampling, SamplerSetup(4), seed=5)
@@ -204,25 +204,25 @@ def test_xtc_cuts_as_often_as_it_is_told(probability: float) -> None:
 
 
 @pytest.mark.slow
-def test_each_xtc_of_a_chain_has_its_own_chance() -> None:
+def test_each_xtc_of_a_chain_applies_independently() -> None:
     row = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     sampling = Sampling(samplers=("xtc", "xtc"), xtc_probability=0.5, xtc_threshold=0.15)
     sampler = Sampler(sampling, SamplerSetup(4), seed=5)
     sizes = [len(sampler.candidates(4, sampler.sample(row, i))[1]) for i in range(3000)]
-    # None cut, one, both.
+    # None, one or both remove tokens.
     assert np.allclose(np.bincount(sizes, minlength=5)[[4, 2, 1]] / 3000, [0.25, 0.5, 0.25], atol=0.04)
 
 
 @pytest.mark.parametrize(("min_keep", "left"), [(0, 2), (2, 2), (3, 4)])
-def test_xtc_leaves_as_many_as_it_must(min_keep: int, left: int) -> None:
+def test_xtc_keeps_min_keep_tokens(min_keep: int, left: int) -> None:
     row = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     sampling = Sampling(samplers=("xtc",), xtc_probability=1.0, xtc_threshold=0.1, min_keep=min_keep)
     sampler = Sampler(sampling, SamplerSetup(4), seed=5)
     assert len(sampler.candidates(4, sampler.sample(row, 0))[1]) == left
 
 
-def test_top_n_sigma_keeps_the_largest_however_small() -> None:
-    """Penalties that follow each other lead below the smallest f32."""
+def test_top_n_sigma_keeps_the_largest_of_tiny_logits() -> None:
+    """Consecutive penalties can go below the smallest f32."""
     sampling = Sampling(
         samplers=("infill", "penalties", "penalties", "top_n_sigma"),
         top_n_sigma=1e-5,
@@ -240,8 +240,8 @@ def test_top_n_sigma_keeps_the_largest_however_small() -> None:
 
 @pytest.mark.parametrize("chain", [("temperature",), ("temperature", "typ_p"), ("temperature", "top_p")])
 @pytest.mark.parametrize("n_vocab", [2, 1100])
-def test_a_temperature_of_any_reach(chain: tuple[str, ...], n_vocab: int) -> None:
-    """The sum of the two is no number that f64 has, and where one candidate is certain it is multiplied by 0."""
+def test_extreme_dynamic_temperature(chain: tuple[str, ...], n_vocab: int) -> None:
+    """The sum of the two exceeds f64, and if one candidate is certain, it is multiplied by 0."""
     sampling = Sampling(samplers=chain, temperature=1e308, dynatemp_range=1e308, typical_p=0.5, top_p=0.5)
     sampler = Sampler(sampling, SamplerSetup(n_vocab), seed=1)
     row = np.full(n_vocab, -math.inf, np.float32)
@@ -262,8 +262,8 @@ logits = st.sampled_from([-math.inf, -3e38, -100.0, -1.0, -1e-30, 0.0, 0.5, 1.0,
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_no_values_break_a_chain(data: st.DataObject) -> None:
-    """Any finite options, order and logits: a candidate is drawn, its probability is a number, the row is whole."""
+def test_any_finite_values_give_a_valid_sample(data: st.DataObject) -> None:
+    """For finite options, order and logits, a candidate with a valid probability is sampled; the row is unchanged."""
     names = data.draw(st.lists(st.sampled_from(NUMBERS), unique=True))
     fields: dict[str, Any] = {name: data.draw(numbers, name) for name in names}
     fields |= {

@@ -1,4 +1,4 @@
-"""The random numbers of a seed stay what they are: whoever keeps a seed keeps the answer."""
+"""The random numbers of a seed never change, so that a stored seed reproduces its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mixed(z: int) -> int:
 
 @pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1, 2**63 + 12345, 2**64 - 1])
 @pytest.mark.parametrize("stream", [0, 1, 7])
-def test_a_place_is_read_from_the_generator_that_steps_there(seed: int, stream: int) -> None:
+def test_number_at_a_position_equals_the_stepped_generator(seed: int, stream: int) -> None:
     golden = 0x9E3779B97F4A7C15
     state = mixed((seed + golden) & _64)
     if stream:
@@ -28,6 +28,6 @@ def test_a_place_is_read_from_the_generator_that_steps_there(seed: int, stream: 
         assert uniform(seed, position, stream) == (mixed(state) >> 11) / 2**53
 
 
-def test_some_of_them() -> None:
+def test_known_random_numbers() -> None:
     assert mixed(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first output from state 0, as published
     assert [uniform(7, place) for place in range(2)] == [0.7215081806049702, 0.6497043364684557]

@@ -1,4 +1,4 @@
-"""A mapped file that becomes shorter ends the process with a sentence, not with a bare signal."""
+"""A mapped file that is truncated ends the process with an error message instead of a bare signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiny_models import make_llama
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the signal stays bare"),
+    pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report the file"),
 ]
 
 START = """
@@ -40,23 +40,27 @@ def run(tmp_path: Path, then: str, *more: str) -> subprocess.CompletedProcess[st
 @pytest.mark.slow
 @pytest.mark.parametrize("faulthandler", first_of(["", "before", "after"]))
 @pytest.mark.parametrize(("number", "name"), [(1, "one.gguf"), (2, r"two\n2.gguf")])
-def test_the_file_is_named(tmp_path: Path, number: int, name: str, faulthandler: str) -> None:
+def test_message_names_the_truncated_file(tmp_path: Path, number: int, name: str, faulthandler: str) -> None:
     then = f"os.truncate(sys.argv[{number}], 8192)\n{('one', 'two')[number - 1]}.generate('Hello', n_predict=2)\n"
     done = run(tmp_path, then, faulthandler)
     assert done.returncode == 1, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("llamado: ")]
-    assert len(said) == 1 and f"{name} became shorter while it was in use" in said[0] and "--no-mmap" in said[0]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("llamado: ")]
+    assert (
+        len(messages) == 1
+        and f"{name} became shorter while it was in use" in messages[0]
+        and "--no-mmap" in messages[0]
+    )
 
 
 @pytest.mark.full
-def test_one_that_is_closed_is_not_named(tmp_path: Path) -> None:
+def test_closed_file_is_not_named(tmp_path: Path) -> None:
     then = "os.truncate(sys.argv[1], 8192)\none.close()\ntwo.generate('Hello', n_predict=2)\nprint('fine')\n"
     done = run(tmp_path, then)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
 @pytest.mark.slow
-def test_a_file_read_into_memory_may_become_shorter(tmp_path: Path) -> None:
+def test_file_read_into_memory_may_be_truncated(tmp_path: Path) -> None:
     then = """
 three = LoadedModel.load(sys.argv[1], EngineOptions(n_ctx=64, mmap=False))
 one.close()
@@ -69,7 +73,7 @@ print(len(three.generate('Hello', n_predict=2)) > 0)
 
 @pytest.mark.full
 @pytest.mark.parametrize("faulthandler", ["", "before", "after"])
-def test_memory_of_others_is_left_to_others(tmp_path: Path, faulthandler: str) -> None:
+def test_faults_in_other_memory_reach_the_default_handler(tmp_path: Path, faulthandler: str) -> None:
     then = """
 import mmap
 path = Path(sys.argv[1]).with_name("other")
@@ -84,7 +88,7 @@ memory[5000]
 
 
 @pytest.mark.full
-def test_a_signal_sent_by_another_process_ends_it(tmp_path: Path) -> None:
+def test_signal_from_another_process_ends_the_process(tmp_path: Path) -> None:
     then = """
 import signal, subprocess, time
 subprocess.run([sys.executable, "-c", f"import os; os.kill({os.getpid()}, {int(signal.SIGBUS)})"])

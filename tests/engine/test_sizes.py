@@ -1,4 +1,4 @@
-"""Sizes of a model's parts: they add up to the file and to what the engine asks of devices."""
+"""Sizes of a model's parts: their sum equals the file, and what the engine allocates on devices."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llamado.models.memory import MemoryOptions
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
+def test_sizes_of_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=3, tied=tied, freq_factors=True)) as file:
         model = load_model(file)
         sizes = model_sizes(file, model, MemoryOptions(n_cells=256, max_batch=64, type_v=TensorType.F32))
-        again = sizes.embedding if tied else 0  # the head's device needs the embedding's matrix, too
+        again = sizes.embedding if tied else 0  # the head's device needs the embedding matrix, too
         shared = file.tensors["rope_freqs.weight"].nbytes
         assert sizes.weights + sizes.embedding + shared == file.nbytes + again
         assert sizes.n_layer == 3 and len(set(sizes.layers)) == 1
@@ -37,7 +37,7 @@ def test_parts_add_up_to_the_file(tmp_path: Path, tied: bool) -> None:
         assert sum(size.held for size in sizes.tensors.values()) == sizes.weights
         assert all(size.held == size.read for size in sizes.tensors.values())
         assert sizes.layers_read == sizes.layers
-        assert sizes.embedding_read == file.tensors["token_embd.weight"].nbytes // 320  # a row
+        assert sizes.embedding_read == file.tensors["token_embd.weight"].nbytes // 320  # one row
 
 
 def test_windows_read_less_of_the_cache(tmp_path: Path) -> None:
@@ -51,22 +51,22 @@ def test_windows_read_less_of_the_cache(tmp_path: Path) -> None:
     assert sizes.compute < whole.compute  # a shorter mask
 
 
-def test_usual_weights_are_those_of_most_bytes(tmp_path: Path) -> None:
+def test_usual_weight_type_has_the_most_bytes(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_embd=256, types={"ffn_": "Q8_0", "token": "F32"})
     with GGUFFile.open(path) as file:
         assert usual_weights(file, load_model(file)) == (TensorType.Q8_0, 256)
 
 
-def test_usual_weights_are_the_layers(tmp_path: Path) -> None:
-    """However large the embedding is: no device reads it whole."""
+def test_usual_weight_type_ignores_the_embedding(tmp_path: Path) -> None:
+    """The size of the embedding does not matter, since no device reads it whole."""
     path = make_llama(tmp_path / "m.gguf", n_layer=1, n_vocab=4000, types={"token_embd": "F32", "output.": "F32"})
     with GGUFFile.open(path) as file:
         assert file.tensors["token_embd.weight"].nbytes * 2 > file.nbytes * 0.9
         assert usual_weights(file, load_model(file)) == (TensorType.Q4_0, 128)
 
 
-def test_a_mixture_reads_the_experts_that_are_used(tmp_path: Path) -> None:
-    """One matrix of each layer is told to hold four experts: memory as before, and a quarter of it read."""
+def test_mixture_reads_only_active_experts(tmp_path: Path) -> None:
+    """One matrix of each layer is declared to hold four experts: the same memory, but a quarter of it is read."""
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=2)) as file:
         model = load_model(file)
         plain = model_sizes(file, model, MemoryOptions(n_cells=256))
@@ -77,7 +77,7 @@ def test_a_mixture_reads_the_experts_that_are_used(tmp_path: Path) -> None:
     assert mixture.layers_read == tuple(size - unread for size in plain.layers)
 
 
-def test_a_tied_embedding_is_held_twice_and_read_as_the_head(tmp_path: Path) -> None:
+def test_tied_embedding_is_held_twice_and_read_as_the_head(tmp_path: Path) -> None:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_layer=1, tied=True)) as file:
         sizes = weight_sizes(file, load_model(file))
         table = file.tensors["token_embd.weight"].nbytes
@@ -86,7 +86,7 @@ def test_a_tied_embedding_is_held_twice_and_read_as_the_head(tmp_path: Path) -> 
     assert by_part[ModelPart.OUTPUT] == (table, table)
 
 
-def test_an_encoder_has_its_classifier_behind_the_layers(tmp_path: Path) -> None:
+def test_encoder_classifier_counts_as_the_head(tmp_path: Path) -> None:
     with GGUFFile.open(make_bert(tmp_path / "b.gguf", n_layer=2, n_scores=1)) as file:
         sizes = model_sizes(file, load_model(file), MemoryOptions(n_cells=256))
         head = sum(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("cls"))
@@ -95,7 +95,7 @@ def test_an_encoder_has_its_classifier_behind_the_layers(tmp_path: Path) -> None
     assert sizes.weights + sizes.embedding == whole
 
 
-def test_what_adapters_add_is_held_and_read(tmp_path: Path) -> None:
+def test_sizes_include_adapters(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", n_layer=1)
     adapter_path = make_adapter(tmp_path / "l.gguf", path, weights=("token_embd.weight",))
     with GGUFFile.open(path) as file:
@@ -117,7 +117,7 @@ def test_what_adapters_add_is_held_and_read(tmp_path: Path) -> None:
     ("changed", "same"), [("output.weight", True), ("output_norm.weight", True), ("blk.1.attn_k.weight", False),
                           ("token_embd.weight", False), ("rope_freqs.weight", False)]
 )  # fmt: skip
-def test_cells_are_told_apart_by_the_weights_they_depend_on(tmp_path: Path, changed: str, same: bool) -> None:
+def test_fingerprint_depends_on_weights_that_affect_cells(tmp_path: Path, changed: str, same: bool) -> None:
     path = make_llama(tmp_path / "m.gguf", freq_factors=True)
     before = _fingerprint(path)
     with GGUFFile.open(path) as file:
@@ -128,7 +128,7 @@ def test_cells_are_told_apart_by_the_weights_they_depend_on(tmp_path: Path, chan
     assert (_fingerprint(path) == before) is same
 
 
-def test_a_matrix_that_is_embedding_and_head_tells_cells_apart(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_a_tied_embedding(tmp_path: Path) -> None:
     tied = [make_llama(tmp_path / f"{seed}.gguf", tied=True, n_layer=1, seed=seed) for seed in (0, 1)]
     assert _fingerprint(tied[0]) != _fingerprint(tied[1])
     data, other = bytearray(tied[0].read_bytes()), tied[1].read_bytes()
@@ -140,7 +140,7 @@ def test_a_matrix_that_is_embedding_and_head_tells_cells_apart(tmp_path: Path) -
     assert _fingerprint(tied[0]) != before
 
 
-def test_cells_are_told_apart_by_what_a_context_makes_of_positions(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_rope_scaling(tmp_path: Path) -> None:
     longrope, plain = (make(TINY[name], tmp_path / name) for name in ("llama-longrope", "llama"))
     limit = TINY["llama-longrope"].keys["rope.scaling.original_context_length"]
     assert _fingerprint(longrope, limit) == _fingerprint(longrope, limit - 1) != _fingerprint(longrope, limit + 1)
@@ -149,7 +149,7 @@ def test_cells_are_told_apart_by_what_a_context_makes_of_positions(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("type", "same"), [(TensorType.Q8_0, False), (TensorType.F16, True)])
-def test_cells_are_told_apart_by_whether_they_are_turned(tmp_path: Path, type: TensorType, same: bool) -> None:
+def test_fingerprint_depends_on_rotation_of_quantized_cells(tmp_path: Path, type: TensorType, same: bool) -> None:
     path = make_llama(tmp_path / "m.gguf", n_head=2)
     assert (_fingerprint(path, type=type, rotated=False) == _fingerprint(path, type=type)) is same
 

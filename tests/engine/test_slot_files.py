@@ -1,4 +1,4 @@
-"""Slots in files: what comes back is what was saved, and a bad file harms nothing."""
+"""Slot files: a restored slot equals the saved one, and invalid files do no harm."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from llamado.models import load_model
 from llamado.models.memory import KV_TYPES, RowSpan
 
 from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send
-from .test_restore import TWO, House
+from .test_restore import TWO, Cluster
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -65,17 +65,17 @@ def make(exits: ExitStack) -> Make:
 PROMPT = [1 + i * 7 % 96 for i in range(300)]
 
 
-def saved(engine: Engine, path: Path, n: int = 300) -> list[int]:
-    """Slot 0 with a sequence, saved; the sequence."""
+def save_slot_0(engine: Engine, path: Path, n: int = 300) -> list[int]:
+    """Save slot 0 with a sequence; return the sequence."""
     answer = ask(engine, req(PROMPT[:n], id_slot=0)).tokens
     assert engine.save_slot(0, path).result(60).n_tokens == n + 7
     return PROMPT[:n] + answer[:-1]
 
 
-def test_back_in_another_engine(make: Make, tmp_path: Path) -> None:
+def test_slot_is_restored_in_another_engine(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     path = tmp_path / "a"
-    sequence = saved(engine, path)
+    sequence = save_slot_0(engine, path)
     expected = ask(engine, req([*sequence, 5], 20)).tokens
 
     other, forward = make()
@@ -84,39 +84,39 @@ def test_back_in_another_engine(make: Make, tmp_path: Path) -> None:
     assert not forward.sizes and until(lambda: other.snapshot().kv_cells_used == 307)
     result = ask(other, req([*sequence, 5], 20))
     assert (result.tokens, result.n_cached, result.id_slot) == (expected, 307, 1)
-    assert sum(forward.sizes) == 1 + 19, "only what is new is computed"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"], "nothing else is left in the folder"
+    assert sum(forward.sizes) == 1 + 19, "only new tokens are evaluated"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"], "no other file is left in the folder"
 
 
-def test_a_restored_slot_lends_its_beginning(make: Make, tmp_path: Path) -> None:
-    """Also before any request was there: others copy from it."""
+def test_prefix_of_a_restored_slot_is_shared(make: Make, tmp_path: Path) -> None:
+    """Other slots copy its prefix even before its first request."""
     engine, _ = make()
-    sequence = saved(engine, tmp_path / "a")
+    sequence = save_slot_0(engine, tmp_path / "a")
     other, forward = make()
     other.restore_slot(0, tmp_path / "a").result(60)
     result = ask(other, req([*sequence, 5], id_slot=1))
     assert result.n_cached == 307 and len(forward.copies) == 1
 
 
-def test_nothing_in_a_slot(make: Make, tmp_path: Path) -> None:
+def test_empty_slot_is_saved_and_restored(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
     assert engine.save_slot(0, tmp_path / "empty").result(60).n_tokens == 0
-    saved(engine, tmp_path / "a")
+    save_slot_0(engine, tmp_path / "a")
     assert engine.restore_slot(0, tmp_path / "empty").result(60).n_tokens == 0
     assert engine.erase_slot(0).result(60) == 0
     assert ask(engine, req(PROMPT)).n_cached == 0
 
 
-def test_erased(make: Make, tmp_path: Path) -> None:
+def test_erase_frees_the_cells(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
-    saved(engine, tmp_path / "a")
+    save_slot_0(engine, tmp_path / "a")
     assert engine.erase_slot(0).result(60) == 307
     assert engine.erase_slot(0).result(60) == 0
     until(lambda: engine.snapshot().kv_cells_used == 0)
     assert ask(engine, req(PROMPT)).n_cached == 0
 
 
-def test_what_cannot_be_asked(make: Make, tmp_path: Path) -> None:
+def test_invalid_slot_requests_are_refused(make: Make, tmp_path: Path) -> None:
     engine, _ = make(max_queue=1)
     for bad in (-1, 2, 99):
         with pytest.raises(InvalidRequest, match="Invalid slot ID"):
@@ -132,8 +132,8 @@ def test_what_cannot_be_asked(make: Make, tmp_path: Path) -> None:
         engine.erase_slot(0)
 
 
-def test_a_busy_slot_is_waited_for(make: Make, tmp_path: Path) -> None:
-    """And who waits has the slot before requests that came later; nobody waits for the file."""
+def test_save_waits_for_a_busy_slot(make: Make, tmp_path: Path) -> None:
+    """A save or erase gets the slot before later requests; requests do not wait for the file."""
     engine, forward = make(n_slots=1, max_queue=4)
     gate = threading.Event()
     forward.before = lambda n: gate.wait(GUARD) and None
@@ -155,10 +155,10 @@ def test_a_busy_slot_is_waited_for(make: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow file stops nobody: other slots answer, the held one is left alone, and closing waits as long as it may."""
+def test_slow_file_does_not_block_other_slots(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow file blocks only its slot: other slots answer, and the slot stays reserved."""
     engine, _ = make(cache_ram=1)
-    sequence = saved(engine, tmp_path / "a")
+    sequence = save_slot_0(engine, tmp_path / "a")
     gate, inside = threading.Event(), threading.Event()
     write = slot_io.write_slot
 
@@ -179,9 +179,9 @@ def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
 
 
-def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_a_running_save(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, forward = make()
-    saved(engine, tmp_path / "a")
+    save_slot_0(engine, tmp_path / "a")
     before = (tmp_path / "a").read_bytes()
     gate, inside = threading.Event(), threading.Event()
     read = forward.read_rows
@@ -207,10 +207,10 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [p.name for p in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == before
 
 
-def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
-    """Idle slots give up their cells, running answers do not."""
+def test_restore_takes_cells_of_idle_slots_only(make: Make, tmp_path: Path) -> None:
+    """Idle slots give up their cells; running answers keep theirs."""
     engine, forward = make(1024, n_slots=3, cache_ram=1)
-    sequence = saved(engine, tmp_path / "a")
+    sequence = save_slot_0(engine, tmp_path / "a")
     for slot, n in ((1, 290), (2, 200)):
         ask(engine, req(PROMPT[::-1][:n], 0, id_slot=slot))
     assert ask(engine, req(PROMPT[5:], 0, id_slot=2)).n_cached == 0
@@ -241,7 +241,7 @@ def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
 
 
 def resealed(data: bytes, n_tokens: int, piece: int = 256, cell: int = 8) -> bytes:
-    """A file whose checksums fit whatever was done to it."""
+    """Return a file with checksums that match its changed content."""
     out, crc, at = b"", 0, 0
     sizes = [72, 4 * n_tokens, *(cell * min(piece, n_tokens - i) for i in range(0, n_tokens, piece))]
     for size in sizes:
@@ -288,23 +288,23 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files(make: Make, tmp_path: Path, name: str) -> None:
+def test_invalid_files_are_refused(make: Make, tmp_path: Path, name: str) -> None:
     spoil, message = BAD[name]
     engine, _ = make()
     path = tmp_path / "a"
-    sequence = saved(engine, path)
+    sequence = save_slot_0(engine, path)
     whole = path.read_bytes()
     assert resealed(whole, 307) == whole
     path.write_bytes(spoil(whole))
     with pytest.raises(SlotFileError, match=f"^a: .*{message}"):
         engine.restore_slot(0, path).result(60)
-    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is as it was"
+    assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307, "the slot is unchanged"
 
 
-def test_what_is_no_file(make: Make, tmp_path: Path) -> None:
-    """Links lead nowhere, and pipes are not waited for."""
+def test_links_and_pipes_are_refused(make: Make, tmp_path: Path) -> None:
+    """Links are not followed, and pipes are not waited for."""
     engine, _ = make()
-    sequence = saved(engine, tmp_path / "real")
+    sequence = save_slot_0(engine, tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -324,9 +324,9 @@ def test_what_is_no_file(make: Make, tmp_path: Path) -> None:
     assert ask(engine, req([*sequence, 5], id_slot=0)).n_cached == 307
 
 
-def test_a_longer_context_than_the_slots(make: Make, tmp_path: Path) -> None:
+def test_sequence_longer_than_the_slot_is_refused(make: Make, tmp_path: Path) -> None:
     engine, _ = make()
-    saved(engine, tmp_path / "a")
+    save_slot_0(engine, tmp_path / "a")
     small, _ = make(n_ctx=306)
     with pytest.raises(SlotFileError, match="its 307 tokens do not fit the slot's context of 306"):
         small.restore_slot(0, tmp_path / "a").result(60)
@@ -335,12 +335,12 @@ def test_a_longer_context_than_the_slots(make: Make, tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_changed_bytes_are_detected(tmp_path: Path, data: st.DataObject) -> None:
     forward = FakeForward()
     path = tmp_path / "a"
     if not (tmp_path / "whole").exists():
         engine = Engine(forward, FakeTokenizer())
-        saved(engine, tmp_path / "whole", 20)
+        save_slot_0(engine, tmp_path / "whole", 20)
         engine.close()
     whole = (tmp_path / "whole").read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -367,8 +367,8 @@ LONG = np.random.default_rng(0).integers(1, 300, 300).tolist()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", first_of(["q8_0", "f16", "f32", "bf16", "iq4_nl", "q5_1"]))
-def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
-    """Saved by one engine and restored by another, the sequence goes on with the same bits."""
+def test_real_models_restore_bit_for_bit(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
+    """A sequence saved by one engine and restored by another continues with the same bits."""
     kind = TensorType[type.upper()]
     answers = []
     with GGUFFile.open(model) as file:
@@ -395,8 +395,8 @@ def test_a_real_model(model: Path, jit: Jit, tmp_path: Path, type: str) -> None:
     assert answers[0] == answers[1] == whole[6:]
 
 
-def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
-    """Infinite and huge values in cells would reach other sequences through masks that multiply them by zero."""
+def test_cells_with_nan_or_infinity_are_refused(model: Path, jit: Jit) -> None:
+    """Infinite and huge values in cells would reach other sequences through masks that multiply by zero."""
     with GGUFFile.open(model) as file:
         for type in KV_TYPES:
             forward = ModelRunner(
@@ -405,13 +405,13 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
             cells = forward.rows.read_rows([RowSpan(tensor, 0, 3) for tensor in forward.memory.tensors])
             n_scales = {TensorType.Q4_1: 2, TensorType.Q5_1: 2}.get(type, 1)
             if type.block_size > 1:
-                cells.reshape(-1, type.block_bytes)[:, 2 * n_scales :] = 0xFF  # any whole numbers are sound
+                cells.reshape(-1, type.block_bytes)[:, 2 * n_scales :] = 0xFF  # integers are always valid
             assert forward.memory.is_valid(cells, 3), type
             none = {
                 TensorType.F16: [0, 0, 0, 0xFC],
                 TensorType.F32: [0, 0, 0xC0, 0x7F],
                 TensorType.BF16: [0, 0, 0x60, 0x72],
-            }.get(type, [*[0] * (2 * n_scales - 1), 0x7C])  # of a block the last of its scales
+            }.get(type, [*[0] * (2 * n_scales - 1), 0x7C])  # the last scale of a block
             size = max(type.block_bytes, 4)
             for at in (0, cells.size // 2 // size * size, cells.size - size):
                 spoilt = cells.copy()
@@ -425,23 +425,23 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
 @pytest.mark.parametrize("what", ["save", "restore"])
 @pytest.mark.parametrize("nth", [0, 9])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_worker_dies(
+def test_losing_a_worker_during_save_or_restore(
     model: Path, jit: Jit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, nth: int, elsewhere: bool
 ) -> None:
-    """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
+    """The file is complete, or the slot is restored, once the device is back or its layers have moved."""
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(contract, "_PIECE_CELLS", 64)
-    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
+    cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64)
     engine = Engine(
-        home.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(failover=0.0 if elsewhere else None))
+        cluster.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(failover=0.0 if elsewhere else None))
     )
     try:
         first = ask(engine, req(LONG, 6, id_slot=0)).tokens
         expected = ask(engine, req([*LONG, *first], 6, id_slot=1, cache_prompt=False)).tokens
         engine.save_slot(0, tmp_path / "before").result(60)
         if elsewhere:
-            home.away = {"RPC2"}
-        device = home.device(2)
+            cluster.away = {"RPC2"}
+        device = cluster.device(2)
         count = 0
 
         def die(now: str) -> None:
@@ -467,21 +467,21 @@ def test_a_worker_dies(
         assert (result.tokens, result.n_cached, result.id_slot) == (expected, 305, 0)
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
 @pytest.mark.slow
-def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None:
-    """After the time that requests may wait it is said; the file of before is still there."""
-    home = House(model, TWO, jit, n_cells=1024, max_batch=64)
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(request_wait=0.1)))
+def test_save_fails_if_a_worker_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None:
+    """The request fails after its waiting time; the earlier file stays unchanged."""
+    cluster = Cluster(model, TWO, jit, n_cells=1024, max_batch=64)
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=2, split=SplitOptions(request_wait=0.1)))
     try:
         ask(engine, req(LONG, 6, id_slot=0))
         engine.save_slot(0, tmp_path / "a").result(60)
         before = (tmp_path / "a").read_bytes()
-        home.away = {"RPC2"}
-        home.device(2).before = lambda now: home.device(2).die() if now == "read" else None
+        cluster.away = {"RPC2"}
+        cluster.device(2).before = lambda now: cluster.device(2).die() if now == "read" else None
         with pytest.raises((DeviceLost, Unavailable)):
             engine.save_slot(0, tmp_path / "a").result(60)
         with pytest.raises(Unavailable):
@@ -489,9 +489,9 @@ def test_a_worker_that_stays_away(model: Path, jit: Jit, tmp_path: Path) -> None
         with pytest.raises(Unavailable):
             engine.restore_slot(1, tmp_path / "a").result(60)
         assert (tmp_path / "a").read_bytes() == before
-        home.away.clear()
+        cluster.away.clear()
         assert engine.restore_slot(1, tmp_path / "a").result(60).n_tokens == 305
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()

@@ -1,5 +1,6 @@
-"""Chats with models that remember windows or states: a turn reads its new tokens, whatever the template does to the
-end of what was said before.
+"""Chats with models that have windows or states.
+
+A turn evaluates only its new tokens, whatever the template changes at the end of earlier turns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONTROL = np.array([USER, END, ASSISTANT], np.int32)
 
 
 class Chat:
-    """A conversation as a template writes it; where it `thinks` thoughts are dropped from what was said before."""
+    """A conversation in a chat template; with `thinks`, the template drops the reasoning of earlier turns."""
 
     def __init__(self, seed: int, *, thinks: bool, head: int = 60) -> None:
         self._thinks = thinks
@@ -74,8 +75,8 @@ def engine_of(forward: FakeForward, **options: Any) -> Engine:
 
 
 @pytest.mark.slow
-def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
-    """Twenty turns, beside a chat that takes turns with it: of each prompt what is new, and a few tokens before."""
+def test_chat_evaluates_only_new_tokens(layers: Layers, plain: Plain) -> None:
+    """Twenty turns next to a second chat: each turn evaluates only its new tokens and a few before them."""
     with closing(engine_of(new(layers, n_cells=8192, n_sequences=2))) as engine:
         chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
         for turn in range(20):
@@ -92,30 +93,30 @@ def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
                     other = [*before, USER, 7, 8, 9, END, ASSISTANT, THINK, THINK]
                     result = ask(engine, req(other, 12))
                     assert result.tokens == plain(other, 12)
-                    assert result.n_cached > shared(other, chat.last) - NEAR, "the last message is written anew"
+                    assert result.n_cached > shared(other, chat.last) - NEAR, "the last message is edited"
         edited = chats[0].said[:700]
         assert len(chats[0].said) > 1000
         result = ask(engine, req(edited, 5))
-        assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is written anew"
+        assert result.tokens == plain(edited, 5) and result.n_cached > 500, "an older message is edited"
 
 
-def test_where_prompts_branch_off() -> None:
+def test_checkpoint_positions_of_a_prompt() -> None:
     text = list(range(1, 41))
     chat = np.array([*text, END, USER, *text, END, ASSISTANT, 5, 6], np.int32)
-    assert points(chat, CONTROL, 0) == [41, 82], "the last message's begin and end"
+    assert points(chat, CONTROL, 0) == [41, 82], "start and end of the last message"
     assert points(chat, CONTROL, 30) == [30, 41, 60, 82]
     assert points(np.array(text, np.int32), CONTROL, 0) == [39] == points(np.array(text), np.empty(0, np.int32), 0)
     assert points(np.array([7], np.int32), CONTROL, 8) == []
 
 
-def test_those_go_first_that_are_missed_least() -> None:
+def test_least_useful_checkpoints_are_dropped_first() -> None:
     kept = [100, 105, 200, 300, 301, 302]
     assert thin_out(kept, 9) == kept
     assert [drop(kept) for _ in range(5)] == [105, 100, 200, 300, 301] and kept == [302]
 
 
-def test_cells_that_are_dropped_take_their_checkpoints_with_them(layers: Layers) -> None:
-    """After devices changed, a checkpoint of the former ones would give other bits."""
+def test_dropping_cells_drops_their_checkpoints(layers: Layers) -> None:
+    """After devices changed, checkpoints from the former ones would give other bits."""
     engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
     try:
         chat = Chat(1, thinks=True)
@@ -130,7 +131,7 @@ def test_cells_that_are_dropped_take_their_checkpoints_with_them(layers: Layers)
         engine.close()
 
 
-def test_they_have_half_of_the_memory() -> None:
+def test_checkpoints_use_at_most_half_of_the_memory() -> None:
     store = PromptStore(1000, 1, 64)
     store.put(np.arange(150, dtype=np.int32), lambda start, n: np.zeros(n, np.uint8))
     assert store.nbytes == 750
@@ -141,15 +142,15 @@ def test_they_have_half_of_the_memory() -> None:
             assert one.make_room(120)
             one.put(n, np.zeros(120, np.uint8))
     assert sorted(one.tails) == [60, 100, 140] and store.reserved == 360 and not store.nbytes
-    assert not other.make_room(200), "the other's are in use"
+    assert not other.make_room(200), "those of the other slot are in use"
     one.cut(100)
     assert other.make_room(200) and sorted(one.tails) == [60, 100] and store.reserved == 240
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 4])
-def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
-    """With none, or few, more is read, and answers are the same."""
+def test_few_checkpoints_do_not_change_answers(layers: Layers, plain: Plain, most: int) -> None:
+    """With few or no checkpoints more tokens are evaluated, and answers are the same."""
     with closing(
         engine_of(new(layers, n_cells=8192, n_sequences=2), ctx_checkpoints=most, checkpoint_min_step=100, n_slots=1)
     ) as engine:
@@ -164,8 +165,8 @@ def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
 
 
 @pytest.mark.slow
-def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
-    """Nothing tells that the beginning they share ends there: the third one finds it."""
+def test_checkpoint_at_the_end_of_a_common_prefix(layers: Layers, plain: Plain) -> None:
+    """The end of their common prefix is unknown at first; the third prompt finds a checkpoint there."""
     with closing(engine_of(new(layers, n_cells=8192, n_sequences=2))) as engine:
         head, found = tokens(9, 300), []
         for i in range(4):
@@ -176,18 +177,18 @@ def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
         assert found[0] == 0 and min(found[2:]) >= 300 - NEAR
 
 
-def test_what_comes_slowly_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reads_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadRate, "pays", PAYS)
     rate = ReadRate()
-    assert rate.pays(1 << 30, 1, 1e9), "nobody knows yet"
+    assert rate.pays(1 << 30, 1, 1e9), "no rate is known yet"
     rate.note(1_000_000, 1.0)
     assert rate.pays(500_000, 100, 200.0) and not rate.pays(510_000, 100, 200.0)
     assert [rate.pays(510_000, 100, 200.0) for _ in range(17)].count(True) == 2, "now and then it is tried again"
 
 
 @pytest.mark.slow
-def test_slot_files_have_snapshots(layers: Layers, plain: Plain, tmp_path: Path) -> None:
-    """Where the one that was saved could go back to, the one that was restored can."""
+def test_slot_files_contain_checkpoints(layers: Layers, plain: Plain, tmp_path: Path) -> None:
+    """The restored slot can rewind to the same checkpoints as the saved one."""
     one, other = (engine_of(new(layers, n_cells=8192, n_sequences=2)) for _ in range(2))
     try:
         chat = Chat(4, thinks=True)

@@ -1,4 +1,4 @@
-"""How long the engine's step takes already, for whoever decides whether it hangs."""
+"""Duration of the engine's current step, which health checks use to detect a hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def forward(open_model: OpenModel, tmp_path: Path) -> ModelRunner:
     return open_model(make_llama(tmp_path / "m.gguf"), n_cells=256)
 
 
-def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
+def test_stalled_step_is_reported(forward: ModelRunner) -> None:
     inside, go = threading.Event(), threading.Event()
     start = forward.start
 
@@ -50,10 +50,10 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
         engine.close()
 
 
-def test_a_thread_that_died_hangs_for_ever(forward: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_engine_thread_is_reported_as_stalled(forward: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_work", lambda self: None)
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_ctx=64))
     engine._thread.join(60)
     assert engine.stalled() == math.inf
     engine.close()
-    assert engine.stalled() == 0.0, "one that was told to end does not hang"
+    assert engine.stalled() == 0.0, "a closed engine is not stalled"

@@ -1,4 +1,4 @@
-"""What the engine counts, how it turns requests away, and when it has been idle."""
+"""Engine statistics: counters and timings, refused requests, and the start of idle time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(exits: ExitStack) -> Make:
 
 
 def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Event, list[Client]]:
-    """`n` requests, the first of which is in a forward pass that goes on when the event is set."""
+    """Send `n` requests, the first of which stays in a forward pass until the event is set."""
     gate, inside = threading.Event(), threading.Event()
 
     def wait(_: int) -> None:
@@ -71,7 +71,7 @@ def test_histograms(make: Make) -> None:
 
 
 class Clock:
-    """Stands for `time` in the engine's modules: it stands still but for what a test adds to it."""
+    """Replaces `time` in the engine's modules; it only advances when a test adds to it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -83,10 +83,8 @@ class Clock:
         return self.now
 
 
-def test_timings_are_of_the_work_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each forward pass takes a second, and the second request waits for all of the first's: that is in no time of it
-    but the queue's.
-    """
+def test_timings_exclude_queue_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forward pass takes a second; the wait of the second request for the first counts only as queue time."""
     clock = Clock(monkeypatch)
     engine, forward = make(n_slots=1)
     both = threading.Event()
@@ -110,8 +108,8 @@ def test_timings_are_of_the_work_alone(make: Make, monkeypatch: pytest.MonkeyPat
     assert (counters.prompt_seconds_total, counters.tokens_predicted_seconds_total) == (2.0, 6.0)
 
 
-def test_waiting_counts(make: Make) -> None:
-    """The queue's time is that until there is a slot; the first token's time holds it, too."""
+def test_queue_time_is_counted(make: Make) -> None:
+    """Queue time ends when a slot is free; time to first token includes it."""
     engine, forward = make(n_slots=1)
     gate, clients = blocked(engine, forward, 2)
     time.sleep(0.05)
@@ -123,7 +121,7 @@ def test_waiting_counts(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_drafts(make: Make) -> None:
+def test_draft_counters(make: Make) -> None:
     engine, _ = make(n_vocab=3, drafts=DraftManager([Suffix()]))
     results = [ask(engine, req([1, 2, 1, 2, 1], 200, cache_prompt=False)) for _ in range(3)]
     counters = settled(engine).counters
@@ -137,7 +135,7 @@ def test_drafts(make: Make) -> None:
     assert (timings.draft_n, timings.draft_n_accepted) == (None, None)
 
 
-def test_a_full_queue(make: Make) -> None:
+def test_full_queue_refuses_requests(make: Make) -> None:
     engine, forward = make(n_slots=2, max_queue=3)
     gate, clients = blocked(engine, forward, 5)
     with pytest.raises(QueueFull, match="3 requests are waiting already; try again in 1 s") as error:
@@ -147,10 +145,10 @@ def test_a_full_queue(make: Make) -> None:
     gate.set()
     assert all(client.result.n_predicted == 8 for client in clients[:-1])
     assert len({tuple(client.result.tokens) for client in clients[:-1]}) == 4
-    assert ask(engine, req([9])).n_predicted == 8, "there is room again"
+    assert ask(engine, req([9])).n_predicted == 8, "the queue accepts requests again"
 
 
-def test_nobody_may_wait(make: Make) -> None:
+def test_queue_size_zero_refuses_waiting_requests(make: Make) -> None:
     engine, forward = make(n_slots=2, max_queue=0)
     gate, clients = blocked(engine, forward, 2)
     with pytest.raises(QueueFull):
@@ -159,7 +157,7 @@ def test_nobody_may_wait(make: Make) -> None:
     assert all(client.result for client in clients)
 
 
-def test_the_pace_of_answers_says_how_long(make: Make) -> None:
+def test_retry_after_follows_the_pace_of_answers(make: Make) -> None:
     engine, forward = make(n_slots=1, max_queue=20)
     for i in range(4):
         ask(engine, req([1 + i]))
@@ -216,7 +214,7 @@ def test_several_answers_cost_one_prompt(make: Make, n_slots: int) -> None:
         assert ask(alone, request).tokens == answer
 
 
-def test_a_slot_that_is_asked_for_is_waited_for(make: Make) -> None:
+def test_request_waits_for_its_slot(make: Make) -> None:
     engine, forward = make(n_slots=2)
     gate = threading.Event()
     forward.before = lambda n: gate.wait(GUARD) and None
@@ -225,4 +223,4 @@ def test_a_slot_that_is_asked_for_is_waited_for(make: Make) -> None:
     other = send(engine, req([4, 5], 3))
     gate.set()
     assert (other.result.id_slot, wants.result.id_slot) == (0, 1)
-    assert isinstance(first.events[-1], Done), "it came after"
+    assert isinstance(first.events[-1], Done), "the first request ended before"

@@ -1,4 +1,4 @@
-"""What does not run here is refused by name: before it is fetched, and at load, by whatever command asks."""
+"""Unsupported models are refused by name, before the download and at load, by every command."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of_type(type: TensorType) -> Header:
 
 
 @pytest.mark.parametrize("type", TensorType)
-def test_types_of_weights(type: TensorType) -> None:
+def test_unsupported_weight_types_are_refused(type: TensorType) -> None:
     check_supported(of_type(type), workers=True)
     if type in FORMATS:
         check_supported(of_type(type))
@@ -59,7 +59,7 @@ def test_types_of_weights(type: TensorType) -> None:
         check_supported(of_type(type))
 
 
-def test_types_of_adapters(tmp_path: Path) -> None:
+def test_unsupported_adapter_types_are_refused(tmp_path: Path) -> None:
     model, name = make_llama(tmp_path / "m.gguf"), "blk.0.attn_q.weight.lora_a"
 
     def add(writer: gguf.GGUFWriter) -> None:
@@ -85,7 +85,7 @@ def test_architectures_and_experts() -> None:
 
 
 @pytest.mark.parametrize("wtype", ["Q8_K"])
-def test_a_type_without_a_kernel_is_refused_at_load(
+def test_weight_type_without_a_kernel_is_refused_at_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wtype: str
 ) -> None:
     path = make_llama(tmp_path / "m.gguf", n_embd=256, types={"ffn_down": wtype})
@@ -94,7 +94,7 @@ def test_a_type_without_a_kernel_is_refused_at_load(
         LoadedModel.load(path, EngineOptions(n_ctx=64))
 
 
-def test_the_device_refuses_it_too(tmp_path: Path) -> None:
+def test_device_refuses_unsupported_weight_types(tmp_path: Path) -> None:
     with GGUFFile.open(make_gemma3(tmp_path / "m.gguf", n_embd=256, types={"ffn_down": "Q8_K"})) as file:
         weights = [(w, file.data(name)) for name, w in load_model(file).weights.items()]
         device = CpuDevice(1)
@@ -130,7 +130,7 @@ SAYS = "'zebra' is not supported. All "
 
 
 @pytest.mark.slow
-def test_serving(site: loopback.Site) -> None:
+def test_server_refuses_unsupported_models_before_download(site: loopback.Site) -> None:
     for source in (ModelSource(spec=f"{site.url}/big.gguf"), ModelSource(hf_repo="me/big")):
         with pytest.raises(UnsupportedModel, match=SAYS):
             fetch_model(source, EngineOptions())
@@ -141,23 +141,25 @@ def test_serving(site: loopback.Site) -> None:
     "what",
     [["pull", "-hf", "me/big"], ["pull", "hf:me/big"], ["pull", "qwen3"], ["plan", "-m", "hf:me/big"]],
 )
-def test_commands(site: loopback.Site, capsys: pytest.CaptureFixture[str], what: list[str]) -> None:
+def test_commands_refuse_unsupported_models_before_download(
+    site: loopback.Site, capsys: pytest.CaptureFixture[str], what: list[str]
+) -> None:
     assert cli.main(what) != 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert SAYS in said
+    output = " ".join(capsys.readouterr().err.split())
+    assert SAYS in output
     assert fetched_bytes(site) == 1 << 20
 
 
-def test_inspect_says_whether_a_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_support(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(make_llama(tmp_path / "a.gguf"))]) == 0
     assert "Its architecture and weight types are supported." in capsys.readouterr().out
     assert cli.main(["inspect", str(make_llama(tmp_path / "b.gguf", n_embd=256, types={"ffn_up": "Q8_K"}))]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "This model is not supported." in said and "'blk.0.ffn_up.weight' is of type Q8_K" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "This model is not supported." in output and "'blk.0.ffn_up.weight' is of type Q8_K" in output
 
 
 @pytest.mark.slow
-def test_inspect_reads_the_header_of_a_file_on_a_server(
+def test_inspect_reads_only_the_header_of_a_remote_file(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     content = make_llama(tmp_path / "a.gguf", n_embd=512, n_ff=4096, n_layer=6).read_bytes()
@@ -168,7 +170,7 @@ def test_inspect_reads_the_header_of_a_file_on_a_server(
         site.sent.clear()
         assert cli.main(["inspect", spec]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert fetched_bytes(site) == 1 << 20  # what is asked for at first, whatever the header has
+        assert fetched_bytes(site) == 1 << 20  # the first read is that large, whatever the size of the header
         if "big" in spec:
             assert "zebra" in out and SAYS in out
         else:
@@ -185,7 +187,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("short_of_memory")
-def test_what_does_not_fit_is_not_fetched(
+def test_model_larger_than_memory_is_not_downloaded(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = make_llama(tmp_path / "a.gguf", n_embd=512, n_ff=4096, n_layer=6).read_bytes()
@@ -195,12 +197,12 @@ def test_what_does_not_fit_is_not_fetched(
     for what in (["pull", "hf:me/good:Q8_0"], ["run", "hf:me/good:Q8_0", "-p", "x"], ["pull", f"{site.url}/good.gguf"]):
         site.sent.clear()
         assert cli.main(what) == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert re.search(r"not fetched: not enough memory: CPU needs [\d.]+ MiB .* and has 10 MiB free", said)
-        assert ("What would fit: hf:me/good:Q2_K (" in said) == ("hf:" in " ".join(what))
-        assert "--fit off fetches it all the same" in said
-        assert fetched_bytes(site) == 1 << 20  # what is asked for at first, whatever the header has
-    assert cli.main(["plan", "-m", "hf:me/good:Q8_0"]) in (0, 1)  # its devices are measured for themselves
+        output = " ".join(capsys.readouterr().err.split())
+        assert re.search(r"not fetched: not enough memory: CPU needs [\d.]+ MiB .* and has 10 MiB free", output)
+        assert ("What would fit: hf:me/good:Q2_K (" in output) == ("hf:" in " ".join(what))
+        assert "--fit off fetches it all the same" in output
+        assert fetched_bytes(site) == 1 << 20  # the first read is that large, whatever the size of the header
+    assert cli.main(["plan", "-m", "hf:me/good:Q8_0"]) in (0, 1)  # `plan` measures its devices itself
     assert fetched_bytes(site) == 2 << 20
     assert cli.main(["pull", "hf:me/good:Q8_0", "--fit", "off"]) == 0
     captured = capsys.readouterr()
@@ -211,21 +213,23 @@ def test_what_does_not_fit_is_not_fetched(
 
 
 @pytest.mark.full
-def test_of_a_mixture_it_is_said_what_a_token_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_estimate_of_a_mixture_includes_bytes_per_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("qwen3moe", "llama"):
         path = make(TINY[name], tmp_path / f"{name}.gguf")
         with GGUFFile.open(path) as file:
-            (said,) = memory_estimate(file.header, EngineOptions())
+            (output,) = memory_estimate(file.header, EngineOptions())
             sizes = weight_sizes(file, load_model(file))
         read = sum(size.read for role, size in sizes.items() if role.part in (ModelPart.LAYER, ModelPart.OUTPUT))
         words = f", of which a token reads {mib(read)}"
         assert cli.main(["plan", "-m", str(path)]) == 0
         out = capsys.readouterr().out
-        assert (words in said, words in out) == ((True, True) if name == "qwen3moe" else (False, False))
+        assert (words in output, words in out) == ((True, True) if name == "qwen3moe" else (False, False))
 
 
 @pytest.mark.slow
-def test_workers_count_for_what_fits(
+def test_memory_of_workers_counts(
     site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of_memory: None
 ) -> None:
     site.files["/m.gguf"] = make_llama(tmp_path / "a.gguf", n_embd=512, n_ff=4096, n_layer=6).read_bytes()
@@ -238,17 +242,17 @@ def test_workers_count_for_what_fits(
             devices=lambda: [worker])
     )  # fmt: skip
     monkeypatch.setattr(supported, "figures_of", lambda _: figures)
-    said: list[str] = []
+    output: list[str] = []
     header = source.header()
     options = EngineOptions(split=SplitOptions(rpc=("h:1",)), n_ctx=64)
-    check_before_fetching(header, options, said.append)
-    assert len(said) == 1 and "1,034 MiB are free" in said[0]
+    check_before_fetching(header, options, output.append)
+    assert len(output) == 1 and "1,034 MiB are free" in output[0]
     with pytest.raises(NotEnoughMemory, match="CPU needs"):
-        check_before_fetching(header, replace(options, split=replace(options.split, n_gpu_layers=0)), said.append)
+        check_before_fetching(header, replace(options, split=replace(options.split, n_gpu_layers=0)), output.append)
 
 
 @pytest.mark.parametrize("name", ["me/big", "qwen3"])
-def test_downloads_of_the_router(site: loopback.Site, name: str) -> None:
+def test_router_refuses_unsupported_downloads(site: loopback.Site, name: str) -> None:
     events: list[tuple[str, str, Any]] = []
 
     async def download() -> None:

@@ -1,4 +1,4 @@
-"""A real model whose sliding layers hold a window and not the context: the bits of one that keeps everything."""
+"""A real model whose sliding-window layers store only the window: the same bits as with every token stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from llamado.models.memory import Handle, Span
 
 from .conftest import OpenModel
 from .fake import FakeTokenizer, ask, send
-from .test_restore import House
+from .test_restore import Cluster
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
@@ -54,7 +54,7 @@ def start(open_model: OpenModel, model: Path) -> Open:
 
 @pytest.fixture
 def right(start: Open) -> Array:
-    """Logits of every token, where everything is kept."""
+    """Return the logits of every token, with every token stored."""
     runner = start(whole=True)
     assert not runner.memory.has_tails
     return feed(runner, allocated(runner), text(), 32)
@@ -71,7 +71,7 @@ def allocated(runner: ModelRunner) -> Handle:
 
 
 def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int) -> Array:
-    """Logits of every token that a sequence goes on with."""
+    """Return the logits of every token that continues a sequence."""
     found = []
     for at in range(0, len(tokens), chunk):
         part = np.array(tokens[at : at + chunk], np.int32)
@@ -85,7 +85,7 @@ def same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_memory_is_that_of_windows(start: Open) -> None:
+def test_memory_size_is_that_of_the_windows(start: Open) -> None:
     runner, whole = start(), start(whole=True)
     windowed, everything = runner.memory, whole.memory
     sizes = [windowed.layer_bytes(i) for i in range(4)]
@@ -96,13 +96,13 @@ def test_memory_is_that_of_windows(start: Open) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [32, 7])
-def test_a_long_prompt(start: Open, right: Array, chunk: int) -> None:
+def test_long_prompt_gives_the_same_bits(start: Open, right: Array, chunk: int) -> None:
     runner = start()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
 @pytest.mark.full
-def test_one_token_after_the_other_among_others(start: Open, right: Array) -> None:
+def test_decoding_among_other_sequences_gives_the_same_bits(start: Open, right: Array) -> None:
     runner = start()
     ours, other = allocated(runner), allocated(runner)
     feed(runner, ours, text()[:100], 32)
@@ -115,21 +115,21 @@ def test_one_token_after_the_other_among_others(start: Open, right: Array) -> No
 
 
 @pytest.mark.slow
-def test_going_back(start: Open, right: Array) -> None:
+def test_rewinding_gives_the_same_bits(start: Open, right: Array) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 299)
     feed(runner, handle, text()[:650], 32)
-    assert not memory.rewind(handle, 200) and handle.used == 650, "nobody kept that"
+    assert not memory.rewind(handle, 200) and handle.used == 650, "those rows are gone"
     assert memory.reach(handle, 300) == 299
     for n in (640, 299, 0, 40):
         assert memory.rewind(handle, n)
-        feed(runner, handle, text(2)[:40], 32)  # what is wrong must leave nothing behind
+        feed(runner, handle, text(2)[:40], 32)  # rows of wrong tokens must not affect later ones
         assert memory.rewind(handle, n)
         assert same(feed(runner, handle, text()[n : n + 60], 20), right[n : n + 60])
 
 
-def test_a_beginning_is_shared(start: Open, right: Array) -> None:
+def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
     runner = start()
     memory, src = runner.memory, allocated(runner)
     memory.mark(src, 299)
@@ -144,7 +144,7 @@ def test_a_beginning_is_shared(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
+def test_saved_rows_restore_in_another_runner(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 350)
@@ -170,10 +170,10 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_a_memory_that_keeps_everything(
+def test_answers_equal_those_with_every_token_stored(
     start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns, the same question again, another end, another slot, what was pushed out, and a saved slot."""
+    """Several turns, a repeated question, another ending, another slot, an evicted sequence, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     head, other = text(4, 450), text(5, 100)
     asked = [
@@ -200,32 +200,32 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
 
 
 @pytest.mark.slow
-def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
-    """Windows lie on two devices, and one dies twice in the middle of answers."""
+def test_losing_a_worker_does_not_change_answers(model: Path, start: Open, jit: Jit) -> None:
+    """Windows lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 500), text(8, 200), text(7, 500)[:450] + text(9, 20)]
     runner = start(whole=True)
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
     right = [ask(engine, req(prompt, 40)).tokens for prompt in prompts]
     assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
     engine.close()
-    home = House(model, Placement((1, 1, 2, 2), 2), jit, n_cells=4096, n_sequences=3, max_batch=32)
-    assert home.forward.memory.has_tails
-    engine = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
+    cluster = Cluster(model, Placement((1, 1, 2, 2), 2), jit, n_cells=4096, n_sequences=3, max_batch=32)
+    assert cluster.forward.memory.has_tails
+    engine = Engine(cluster.forward, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
             until(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
-            home.device(1).die()
+            cluster.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:
         engine.close()
-        home.forward.close()
-        home.file.close()
+        cluster.forward.close()
+        cluster.file.close()
 
 
 @pytest.mark.full
-def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
-    """A prompt of three windows, in chunks, then another end from a point that was marked."""
+def test_real_gemma_rewinds_with_the_same_bits(gemma3_path: Path, jit: Jit) -> None:
+    """A prompt of three windows, in chunks, then another ending from a checkpoint."""
     tokens = np.random.default_rng(0).integers(6, 200_000, 1600).tolist()
     rows = []
     for whole in (False, True):
@@ -251,7 +251,7 @@ def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
     assert rows[0] == rows[1]
 
 
-def test_a_file_whose_window_holds_no_numbers(start: Open, tmp_path: Path) -> None:
+def test_slot_file_with_invalid_window_values_is_refused(start: Open, tmp_path: Path) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
     feed(runner, handle, text()[:100], 32)
