@@ -73,7 +73,7 @@ check() {
   server=""
   local hint
   hint=$(stranger llamado cluster init 2>&1 && fail "$1: cryptography is there already") || true
-  hint=$(sed -n 's/.*cryptography: //p' <<<"$hint")
+  hint=$(sed -n 's/.*cryptography is missing: //p' <<<"$hint")
   [ -n "$hint" ] || fail "$1: no hint"
   say "$1 answers; its hint: ${hint//$folder/…}"
   stranger bash -c "$hint" >"$folder/log" 2>&1 </dev/null || { cat "$folder/log"; fail "$1: the hint does not work: $hint"; }

@@ -34,11 +34,13 @@ from .test_restore import TWO, Cluster
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
+PAYS = CellReader.pays
+
+
 @pytest.fixture(autouse=True)
-def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make reading always pay, so that only tests about it depend on the clock."""
-    if "dear" not in request.node.name:
-        monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make reading always pay, so that no test depends on the clock."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
 
 
 @pytest.fixture
@@ -318,6 +320,7 @@ def test_cells_that_are_slow_to_read_are_evaluated_again(make: Make) -> None:
     forward.read_rows = dear  # type: ignore[method-assign]
     real = prompt_cache.time.perf_counter
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CellReader, "pays", PAYS)
         patch.setattr(prompt_cache.time, "perf_counter", lambda: real() + clock[-1])
         talk(engine, 2, 2)
         assert [n for _, n in forward.reads] == [prompt_cache._PROBE_FEW] and not forward.writes
