@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The package as strangers get it: built, checked as an index does, installed in empty environments (the wheel by pip and
+# The package as users get it: built, checked as an index does, installed in empty environments (the wheel by pip and
 # by pipx, the sdist by uv), where it answers and where what it says of missing packages installs them. With the argument
 # `pip`, the wheel by pip alone.
 set -euo pipefail
@@ -50,47 +50,47 @@ PYTHONPATH=tests "$python" -c 'import sys; from pathlib import Path; from tiny_m
 # An empty folder and home, and nothing of this clone: what is installed has to do.
 mkdir "$folder/empty" "$folder/home"
 # UV_SYSTEM_CERTS: a machine may know more authorities than uv brings along; pip asks the machine by itself.
-stranger() { (cd "$folder/empty" && env -i HOME="$folder/home" PATH="$folder/tools/bin:/usr/bin:/bin" LANG=C.UTF-8 UV_SYSTEM_CERTS=1 \
+as_user() { (cd "$folder/empty" && env -i HOME="$folder/home" PATH="$folder/tools/bin:/usr/bin:/bin" LANG=C.UTF-8 UV_SYSTEM_CERTS=1 \
   PIPX_HOME="$folder/pipx" PIPX_BIN_DIR="$folder/pipx/bin" "${@/#llamado/$bin/llamado}"); }
 # An index of one's own, if this machine has one.
 for name in PIP_INDEX_URL PIP_FIND_LINKS PIP_CONFIG_FILE UV_INDEX_URL UV_DEFAULT_INDEX UV_FIND_LINKS SSL_CERT_FILE http_proxy https_proxy; do
-  [ -z "${!name:-}" ] || eval "$(declare -f stranger | sed "s|env -i|env -i $name='${!name}'|")"
+  [ -z "${!name:-}" ] || eval "$(declare -f as_user | sed "s|env -i|env -i $name='${!name}'|")"
 done
 
 # check NAME: what is installed in $bin answers, and its hint for an extra works.
 check() {
-  stranger llamado --version >/dev/null
+  as_user llamado --version >/dev/null
   local port
   port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  stranger llamado serve -m "$model" --port "$port" -c 256 >"$folder/log" 2>&1 &
+  as_user llamado serve -m "$model" --port "$port" -c 256 >"$folder/log" 2>&1 &
   server=$!
   local url="http://127.0.0.1:$port"
-  stranger llamado wait "$url" --timeout 60 >/dev/null || { cat "$folder/log"; fail "$1: the server is not ready"; }
+  as_user llamado wait "$url" --timeout 60 >/dev/null || { cat "$folder/log"; fail "$1: the server is not ready"; }
   curl -fsS "$url/" | grep -q '<title>' || fail "$1: no page at /"
   curl -fsS "$url/v1/completions" -d '{"prompt": "Hello", "max_tokens": 4}' | grep -q '"finish_reason"' || fail "$1: no answer"
   kill "$(pgrep -P "$server" -f 'llamado serve' || echo "$server")"
   wait "$server" || fail "$1: the server ended with $?"
   server=""
   local hint
-  hint=$(stranger llamado cluster init 2>&1 && fail "$1: cryptography is there already") || true
+  hint=$(as_user llamado cluster init 2>&1 && fail "$1: cryptography is there already") || true
   hint=$(sed -n 's/.*cryptography is missing: //p' <<<"$hint")
   [ -n "$hint" ] || fail "$1: no hint"
   say "$1 answers; its hint: ${hint//$folder/…}"
-  stranger bash -c "$hint" >"$folder/log" 2>&1 </dev/null || { cat "$folder/log"; fail "$1: the hint does not work: $hint"; }
-  stranger llamado cluster init >/dev/null || fail "$1: the hint installed nothing"
+  as_user bash -c "$hint" >"$folder/log" 2>&1 </dev/null || { cat "$folder/log"; fail "$1: the hint does not work: $hint"; }
+  as_user llamado cluster init >/dev/null || fail "$1: the hint installed nothing"
   rm -rf "$folder/empty"/*
 }
 
 "$python" -m venv "$folder/pip"
 bin="$folder/pip/bin"
-stranger "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
+as_user "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
 check "the wheel, by pip"
 [ "$installers" != pip ] || exit 0
 bin="$folder/uv/bin"
-stranger uv venv --quiet --python "$(readlink -f "$python")" "$folder/uv"
-stranger uv pip install --quiet --python "$bin/python" "$sdist"
+as_user uv venv --quiet --python "$(readlink -f "$python")" "$folder/uv"
+as_user uv pip install --quiet --python "$bin/python" "$sdist"
 check "the sdist, by uv"
 bin="$folder/pipx/bin"
-stranger pipx install --quiet --python "$(readlink -f "$python")" "$wheel" >/dev/null </dev/null
+as_user pipx install --quiet --python "$(readlink -f "$python")" "$wheel" >/dev/null </dev/null
 check "the wheel, by pipx"
 say "done"
