@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from llamado.devices.cpu.device import CpuDevice
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -23,7 +24,7 @@ from llamado.models.memory import Span
 
 n_ctx, n_batch = int(sys.argv[2]), int(sys.argv[3])
 with GGUFFile.open(sys.argv[1]) as file:
-    runner = ModelRunner(file, load_model(file), [CpuDevice(2)], n_cells=n_ctx, max_batch=n_batch)
+    runner = ModelRunner(file, load_model(file), [CpuDevice(2)], RunnerOptions(n_cells=n_ctx, max_batch=n_batch))
     handle = runner.memory.allocate(n_ctx)
     handle.used = n_ctx - n_batch
     span = Span(handle, handle.used, n_batch)

@@ -154,7 +154,7 @@ def test_the_next_in_line_and_other_templates_go_on() -> None:
         except TemplateError as error:
             errors.append(str(error))
 
-    assert harmless.features.strings and hostile.takes.strings
+    assert harmless.features.strings and hostile.features.strings
     threads = [threading.Thread(target=render) for _ in range(3)]
     for thread in threads:
         thread.start()
