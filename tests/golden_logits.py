@@ -28,7 +28,7 @@ from llamado.models.memory import Span
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 Rows = dict[int, NDArray[np.float32]]
-"""Whole rows by position, or by document number."""
+"""Logits of one text: complete rows by token position, or pooled rows by document number."""
 
 PATH = Path(__file__).parent / "models" / "golden_logits.json"
 N_CTX = 512

@@ -527,7 +527,7 @@ class MovingNodes:
         self.commands.append((service.name, [*arguments]))
         placed = replace(service, host="127.0.0.1", port=free_port())
         command = [sys.executable, "-S", FAKE, str(service.role), str(placed.port)]
-        return placed, GuardedProcess(command, os.environ, self._guard, said=on_line, ended=on_exit)
+        return placed, GuardedProcess(command, os.environ, self._guard, on_line=on_line, on_exit=on_exit)
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ FAILURES: dict[str, Exception] = {
     "memory": NotEnoughMemory("the model needs 9 GB", {}),
     "no-memory": MemoryError(),
     "tensor": DeviceFull("RPC0 has no room for 9 GB more"),
-    "unreachable": WorkersUnreachable("nobody answers at 127.0.0.1:50052"),
-    "refused": ConnectError("nobody listens at 127.0.0.1:50052"),
+    "unreachable": WorkersUnreachable("no response from 127.0.0.1:50052"),
+    "refused": ConnectError("connection refused by 127.0.0.1:50052"),
     "lost": DeviceLost("RPC0", "it closed the connection"),
 }
 

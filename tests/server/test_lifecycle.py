@@ -72,8 +72,8 @@ def test_a_failed_load_logs_the_reason_and_exits(fake_server: Start) -> None:
         ("memory", "out of memory: the model needs 9 GB"),
         ("no-memory", "out of memory"),
         ("tensor", "tensor allocation failed: RPC0 has no room for 9 GB more"),
-        ("unreachable", "RPC connection failed: nobody answers at 127.0.0.1:50052"),
-        ("refused", "RPC connection failed: nobody listens at 127.0.0.1:50052"),
+        ("unreachable", "RPC connection failed: no response from 127.0.0.1:50052"),
+        ("refused", "RPC connection failed: connection refused by 127.0.0.1:50052"),
         ("lost", "RPC connection failed: worker RPC0 is lost: it closed the connection"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_healthy_server(engine: FakeEngine) -> None:
 
 def test_a_loading_server_is_live_but_not_ready() -> None:
     state = ServerState()
-    state.report(0.25, "waiting for workers: 10.0.0.7:50052 is missing since 12:00:00: nobody listens there")
+    state.report(0.25, "waiting for workers: 10.0.0.7:50052 is missing since 12:00:00: connection refused")
     *live, readyz, health = ask(state, *LIVE, *READY)
     assert [answer.status_code for answer in live] == [200, 200]
     assert (readyz.status_code, health.status_code) == (503, 503) and readyz.json() == health.json()

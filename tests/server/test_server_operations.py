@@ -608,11 +608,11 @@ def test_messages_of_the_exporter_are_logged(monkeypatch: pytest.MonkeyPatch, lo
     ):
         tracing = open_tracing(True, environ)
         assert tracing is not None
-        logging.getLogger(name).warning("nobody takes them")
+        logging.getLogger(name).warning("no collector responds")
         tracing.close()
         *_, started, warned = written(log)
         assert started["message"] == f"traces are sent to {where}"
-        assert (warned["message"], warned["source"]) == ("nobody takes them", name)
+        assert (warned["message"], warned["source"]) == ("no collector responds", name)
 
 
 def test_traces_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

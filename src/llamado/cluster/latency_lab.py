@@ -61,7 +61,7 @@ class LabWorker:
             if self._process is None:
                 command = own_command("worker", "-p", str(self._port), "-t", "1")
                 self._process = GuardedProcess(
-                    command, child_environment(), self._guard, said=self._read_line, ended=self._ended
+                    command, child_environment(), self._guard, on_line=self._read_line, on_exit=self._ended
                 )
 
     def end(self, sig: int) -> None:

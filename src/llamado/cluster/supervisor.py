@@ -361,7 +361,7 @@ class Supervisor:
             try:
                 environment = {**child_environment(), **status.service.environment}
                 status.process = GuardedProcess(
-                    arguments, environment, self._guard, said=status.add_line, ended=on_exit
+                    arguments, environment, self._guard, on_line=status.add_line, on_exit=on_exit
                 )
             except (OSError, ValueError) as error:
                 raise StartFailed(f"{status.service.name}: cannot start {arguments[0]}: {error}") from None

@@ -115,8 +115,8 @@ _NO_STREAMS = Streams()
 class GuardedGroup:
     """A process in its own session, together with its descendants.
 
-    `ended` is called once, in a thread, when all of them are gone, with the exit code as a shell reports it (128 + the
-    signal's number). Subclasses handle the output.
+    `on_exit` is called once, in a thread, when all of them are gone, with the exit code as a shell reports it
+    (128 + the signal's number). Subclasses handle the output.
 
     In its own session, descendants of a shell or container client end with it, and Ctrl-C in a terminal does not reach
     it.
@@ -128,14 +128,14 @@ class GuardedGroup:
         environment: Mapping[str, str],
         guard: Watchdog,
         *,
-        ended: Callable[[int], None],
+        on_exit: Callable[[int], None],
         cwd: str | None = None,
         streams: Streams = _NO_STREAMS,
     ) -> None:
         """Start it. Raises OSError and ValueError."""
         self._guard = guard
         self._mark = secrets.token_hex(16)
-        self._ended = ended
+        self._on_exit = on_exit
         self._lock = threading.Lock()
         self._reaped = False
         guard.start()
@@ -189,7 +189,7 @@ class GuardedGroup:
                 pass
         self._read_out()
         self._guard.forget(process.pid)
-        self._ended(128 - code if code < 0 else code)
+        self._on_exit(128 - code if code < 0 else code)
 
     def _kill_group(self) -> None:
         self._signal_group(signal.SIGKILL)
@@ -219,7 +219,7 @@ class PipedProcess(GuardedGroup):
         environment: Mapping[str, str],
         guard: Watchdog,
         *,
-        ended: Callable[[int], None],
+        on_exit: Callable[[int], None],
         cwd: str | None = None,
         stderr: int = subprocess.PIPE,
     ) -> None:
@@ -229,7 +229,7 @@ class PipedProcess(GuardedGroup):
         if self._has_reaper:
             _check_program(command[0], environment, cwd)
             command = python_command("-I", "-S", reaper.__file__, *command)
-        super().__init__(command, environment, guard, ended=ended, cwd=cwd, streams=Streams(pipe, pipe, stderr))
+        super().__init__(command, environment, guard, on_exit=on_exit, cwd=cwd, streams=Streams(pipe, pipe, stderr))
 
     def signal(self, sig: int) -> None:
         if sig != signal.SIGKILL or not self._has_reaper:
@@ -271,9 +271,9 @@ def _check_program(name: str, environment: Mapping[str, str], cwd: str | None) -
 
 
 class GuardedProcess(GuardedGroup):
-    """A process whose output is read line by line: `said` is called in a thread with each line, without its end.
+    """A process whose output is read line by line: `on_line` is called in a thread with each line, without its end.
 
-    `ended` is called after the last line.
+    `on_exit` is called after the last line.
     """
 
     def __init__(
@@ -282,14 +282,14 @@ class GuardedProcess(GuardedGroup):
         environment: Mapping[str, str],
         guard: Watchdog,
         *,
-        said: Callable[[str], None],
-        ended: Callable[[int], None],
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int], None],
     ) -> None:
         """Start it. Raises OSError and ValueError."""
-        self._said = said
+        self._on_line = on_line
         self.last_lines: deque[str] = deque(maxlen=20)
         streams = Streams(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        super().__init__(command, environment, guard, ended=ended, streams=streams)
+        super().__init__(command, environment, guard, on_exit=on_exit, streams=streams)
 
     def _begin(self) -> None:
         output = self._process.stdout
@@ -306,7 +306,7 @@ class GuardedProcess(GuardedGroup):
                 text = line.decode("utf-8", "replace").rstrip()
                 if text:
                     self.last_lines.append(text)
-                    self._said(text)
+                    self._on_line(text)
 
     def last_words(self) -> str:
         """Return the last printed line that looks like an error, or ""."""

@@ -76,7 +76,7 @@ class Child:
         """Start the process. Raises LoadError."""
         try:
             self._process = GuardedProcess(
-                self.args, self.model.launch.env, self._guard, said=self._on_output, ended=self._on_exit
+                self.args, self.model.launch.env, self._guard, on_line=self._on_output, on_exit=self._on_exit
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

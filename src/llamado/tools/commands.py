@@ -86,7 +86,7 @@ class CommandRunner:
                     command,
                     child_environment(),
                     self.guard,
-                    ended=lambda _: ended.set(),
+                    on_exit=lambda _: ended.set(),
                     cwd=cwd,
                     stderr=errors,
                 )

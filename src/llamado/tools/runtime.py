@@ -105,7 +105,7 @@ class Container:
                         command,
                         child_environment(),
                         self._commands.guard,
-                        ended=lambda _: ended.set(),
+                        on_exit=lambda _: ended.set(),
                         stderr=errors.fileno(),
                     )
             except OSError as error:

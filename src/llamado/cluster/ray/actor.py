@@ -60,7 +60,11 @@ class ProcessActor:
         port = _free_port(self._host)
         command = own_command(*arguments, "--host", self._host, "--port", str(port))
         self._process = GuardedProcess(
-            command, {**child_environment(), **environment}, self._guard, said=self._add_line, ended=self._set_exit_code
+            command,
+            {**child_environment(), **environment},
+            self._guard,
+            on_line=self._add_line,
+            on_exit=self._set_exit_code,
         )
         return ProcessInfo(run, self._host, port, self._process.pid)
 

@@ -77,7 +77,7 @@ class StdioServer:
             config.command,
             child_environment() | dict(config.env),
             guard,
-            ended=on_exit,
+            on_exit=on_exit,
             cwd=config.cwd or None,
         )
 
