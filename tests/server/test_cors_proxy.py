@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 from fakes import client
 
+from llamado.tools import proxy
 from llamado.tools.settings import ToolSettings
 
 LOCAL = {"host": "localhost:8080"}
@@ -90,6 +93,21 @@ async def test_requests_are_forwarded(other: str) -> None:
         answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
         assert answer.text.startswith("GET /to?a=b ")
         assert (await http.get("/props")).json()["cors_proxy_enabled"] is True
+
+
+async def test_simultaneous_first_requests_open_one_client(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    open_one = proxy._open
+
+    def count() -> httpx.AsyncClient:
+        opened.append(1)
+        return open_one()
+
+    monkeypatch.setattr(proxy, "_open", count)
+    async with client(tools=PROXY) as http:
+        asked = [http.get("/cors-proxy", params={"url": f"{other}/a"}, headers=LOCAL) for _ in range(8)]
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {418}
+    assert len(opened) == 1
 
 
 @pytest.mark.parametrize(

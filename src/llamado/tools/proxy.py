@@ -37,15 +37,17 @@ class McpProxy:
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
+        self._opening = asyncio.Lock()
 
     async def pass_on(self, request: Request) -> Response:
         """Forward a request and stream the response."""
         url = request.query_params.get("url", "")
         if fault := _fault(url):
             return error_response(ApiError("server_error", fault))
-        if self._client is None:
-            self._client = await asyncio.to_thread(_open)  # loads certificates
-        client = self._client
+        async with self._opening:  # loading certificates holds the interpreter's lock: once, not for each request
+            if self._client is None:
+                self._client = await asyncio.to_thread(_open)
+            client = self._client
         headers = {
             name[len(_PREFIX) :]: value
             for name, value in request.headers.items()
