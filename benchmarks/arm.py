@@ -14,13 +14,14 @@ import argparse
 import re
 from types import SimpleNamespace
 
-from llamado.devices.cpu.jit import Jit, kernel
-from llamado.devices.cpu.kernels import matmul
-from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
-from llamado.devices.cpu.kernels.formats.format import Blocks, Blocks256
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings import LOWERINGS
-from llamado.devices.cpu.lowerings.lowering import Lowering
-from llamado.devices.cpu.simd import Code, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.kernels import matmul
+from llamado.devices.kernels.formats import FORMATS, in_blocks
+from llamado.devices.kernels.formats.format import Blocks, Blocks256
+from llamado.devices.lowering import Lowering
+from llamado.devices.simd import Code, Work
 from llamado.gguf.types import TensorType
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -35,7 +36,7 @@ def unpack_blocks(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> N
     form = in_blocks(TensorType[weights])
     panel = matmul.RowPanel(c, a.w, a.row_bytes, 8)
     with c.range(0, a.n_blocks) as i:
-        matmul.unpack(c, form, panel.at(i * form.block_bytes), a.to + i * (32 * matmul.slots(form)))
+        matmul.unpack(c, form, panel.block(i, form.block_bytes), a.to + i * (32 * matmul.slots(form)))
 
 
 @kernel("scratch", "n_blocks", "x", "y", "y_stride")

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from cuda.cards import fake_device
 from running import BEST, EACH_LOWERING, can_run, jit_for
+from tiers import chosen
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowerings import LOWERINGS
+from llamado.devices.cuda.device import CudaDevice
 
 
-@pytest.fixture(scope="session", params=EACH_LOWERING)
-def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
-    """The device with each lowering in turn."""
-    device = CpuDevice(2, jit=jit_for(request.param))
+@pytest.fixture(scope="session", params=[*EACH_LOWERING, *chosen(["cuda"], ())])
+def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice | CudaDevice]:
+    """The CPU device with each lowering in turn; in full runs also the CUDA device on a fake card."""
+    device = fake_device(total_bytes=1 << 28) if request.param == "cuda" else CpuDevice(2, jit=jit_for(request.param))
     yield device
     device.close()
 

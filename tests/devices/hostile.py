@@ -20,9 +20,9 @@ from collections.abc import Callable
 import numpy as np
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import DeviceError
+from llamado.devices.kernels.formats import FORMATS
 from llamado.errors import LlamadoError
 from llamado.ggml import GluOp, Graph, Op, RopeMode, SortOrder, Tensor, UnaryOp
 from llamado.ggml import graph as g

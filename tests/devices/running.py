@@ -18,6 +18,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
 from llamado.devices.cpu.lowerings.host import processor
+from llamado.devices.device import Device
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -89,16 +90,16 @@ class Case:
             device.compute(node)
         return {name: device.get(tensor) for name, tensor in self.outputs.items()}
 
-    def bind(self, device: CpuDevice) -> dict[Tensor, Array]:
+    def bind(self, device: Device) -> dict[Tensor, Array]:
         """Writes every leaf, to memory it keeps: programs know where it is. Gives what was written."""
         leafs = self.leaf_bytes()
         for leaf, memory in leafs.items():
             if leaf.buffer is None:
-                leaf.buffer, leaf.offset = device.alloc(memory.nbytes), 0
+                device.place([leaf])
             device.write(leaf, memory)
         return leafs
 
-    def run(self, device: CpuDevice) -> dict[str, Array]:
+    def run(self, device: Device) -> dict[str, Array]:
         """Every output (4-d) by the device; bits are those of other lowerings."""
         leafs = self.bind(device)
         device.submit(self.graph)

@@ -14,7 +14,7 @@ from running import WEIGHTS, Array, Case, new, values, weight_bytes
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings.arm import I8MM, NEON
-from llamado.devices.cpu.simd import I8, I64, Code, I32x4, Type, Value
+from llamado.devices.simd import I8, I64, Code, I32x4, Type, Value
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 

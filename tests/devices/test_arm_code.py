@@ -7,9 +7,9 @@ import re
 import pytest
 
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels import matmul
 from llamado.devices.cpu.lowerings.arm import I8MM, NEON
-from llamado.devices.cpu.lowerings.lowering import Lowering
+from llamado.devices.kernels import matmul
+from llamado.devices.lowering import Lowering
 
 
 def code(lowering: Lowering, weights: str, columns: int) -> str:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from reference import ReferenceDevice
 from running import Array, Case, new, values, weight_bytes
 
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.cpu.device import CpuDevice, cpu_target
 from llamado.devices.device import DeviceError
 from llamado.ggml import GluOp, Graph, Op, RopeMode, Tensor, UnaryOp
 from llamado.ggml import graph as g
@@ -255,7 +255,7 @@ def test_a_graph_is_compiled_once(best: CpuDevice) -> None:
     first = best.prepare(graph)
     best.submit(graph)
     assert best._programs[id(graph)] is first
-    assert len(Compiler(graph, best.jit.lowering, 2).compile()) == 1
+    assert len(Compiler(graph, cpu_target(best.jit.lowering, 2)).compile()) == 1
 
 
 def test_products_of_few_columns_ask_for_the_next_weights(best: CpuDevice) -> None:
@@ -265,7 +265,7 @@ def test_products_of_few_columns_ask_for_the_next_weights(best: CpuDevice) -> No
     graph = Graph()
     for i, product in enumerate((g.mul_mat(w[0], x), g.mul_mat(w[0], wide), g.mul_mat(w[1], x), g.mul_mat(w[2], x))):
         graph.output(f"y{i}", product)
-    products = [o.fields for o in Compiler(graph, best.jit.lowering, 2).compile() if "w" in o.fields]
+    products = [o.fields for o in Compiler(graph, cpu_target(best.jit.lowering, 2)).compile() if "w" in o.fields]
     few = [fields for fields in products if "next" in fields]
     assert [f["next"] for f in few] == [f["w"] for f in (*few[1:], few[0])] and (len(products), len(few)) == (4, 3)
     for fields, weight in zip(few, (*w[1:], w[0]), strict=True):

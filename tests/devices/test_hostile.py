@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from running import EACH_LOWERING, can_run, new, values
 
-from llamado.devices.cpu.compile import checks
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.compile import checks
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.cpu.device import CpuDevice, cpu_target
 from llamado.devices.device import DeviceError
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
@@ -88,7 +88,7 @@ def test_long_chains_are_limited(best: CpuDevice) -> None:
     for i in range(200):
         y = g.silu(y) if i % 3 else g.scale(y, 0.5)
     graph = one(y)
-    operations = Compiler(graph, best.jit.lowering, 2).compile()
+    operations = Compiler(graph, cpu_target(best.jit.lowering, 2)).compile()
     assert 200 / 24 <= len(operations) <= 200 / 4
     best.write(x, values(16, 2))
     best.submit(graph)

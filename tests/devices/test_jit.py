@@ -11,12 +11,14 @@ import platform
 import re
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -26,15 +28,20 @@ from owners import needs_other_owners
 from running import Case, jit_for, new, values, weight_bytes
 
 import llamado
-from llamado.devices.cpu import jit as jit_file
+from llamado.devices import kernel_cache
 from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError, kernel
-from llamado.devices.cpu.kernels.matmul import matmul_few
-from llamado.devices.cpu.kernels.rows import rows_kernel
+from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError
+from llamado.devices.cpu.kernels import control
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
 from llamado.devices.cpu.lowerings.host import limited
-from llamado.devices.cpu.lowerings.lowering import Lowering
+from llamado.devices.kernel import Kernel, kernel
+from llamado.devices.kernel_cache import source_hash
+from llamado.devices.kernels.matmul import matmul_few
+from llamado.devices.kernels.rows import rows_kernel
+from llamado.devices.lowering import Lowering
+from llamado.devices.numerics import numerics
+from llamado.devices.simd import F32, I64, Code, F32x8, Work
 from llamado.errors import LlamadoError
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -42,6 +49,11 @@ from llamado.gguf.types import TensorType as T
 STAGES = (("row",), ("scale",), ("unary", "RELU"), ("store",))
 KERNEL = rows_kernel(STAGES)
 SHORTER = STAGES[:1] + STAGES[-1:]
+
+
+def path_of(jit: Jit, kernel: Kernel, **parameters: Any) -> Path:
+    """The file of a kernel in the cache."""
+    return jit.cache.path(jit.cache.symbol(kernel, parameters))
 
 
 def double(jit: Jit) -> None:
@@ -67,15 +79,15 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
 
 def test_lowerings_and_parameters_do_not_share_objects(tmp_path: Path) -> None:
     a, b = (Jit(LOWERINGS[name], tmp_path) for name in ("portable", "avx2"))
-    paths = {jit._path(KERNEL, {"stages": stages}) for jit in (a, b) for stages in (STAGES, STAGES[:1])}
+    paths = {path_of(jit, KERNEL, stages=stages) for jit in (a, b) for stages in (STAGES, STAGES[:1])}
     assert len(paths) == 4
 
 
 def test_another_system_has_its_own_kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One home folder may serve several, whose threads wait for each other in other ways."""
-    here = Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES})
+    here = path_of(Jit(folder=tmp_path), KERNEL, stages=STAGES)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES}) != here
+    assert path_of(Jit(folder=tmp_path), KERNEL, stages=STAGES) != here
 
 
 @pytest.mark.slow
@@ -98,17 +110,19 @@ def test_an_edit_recompiles_dependent_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kept: bool
 ) -> None:
     """Kernels are kept where only what chooses among them is edited; stored results of either are not trusted."""
-    before, path = Jit(folder=tmp_path), "devices/cpu/" + source
+    before, path = Jit(folder=tmp_path), "devices/" + source
     package = shutil.copytree(Path(llamado.__file__).parent, tmp_path / "llamado")
-    monkeypatch.setattr(jit_file, "_PACKAGE", package)
+    monkeypatch.setattr(kernel_cache, "_PACKAGE", package)
     with (package / path).open("a") as file:
         file.write("# edited\n")
-    jit_file._source_hash.cache_clear()
+    source_hash.cache_clear()
+    numerics.cache_clear()
     try:
         after = Jit(folder=tmp_path)
     finally:
-        jit_file._source_hash.cache_clear()
-    assert (after._identity.digest() == before._identity.digest()) is kept
+        source_hash.cache_clear()
+        numerics.cache_clear()
+    assert (after.cache._identity.digest() == before.cache._identity.digest()) is kept
     assert after.numerics != before.numerics
 
 
@@ -248,7 +262,7 @@ def test_links_and_objects_of_other_kernels_are_not_loaded(tmp_path: Path) -> No
     double(again)
     assert again.compiled == 1
     again.load(rows_kernel(SHORTER), stages=SHORTER)
-    other = again._path(rows_kernel(SHORTER), {"stages": SHORTER})
+    other = path_of(again, rows_kernel(SHORTER), stages=SHORTER)
     other.replace(entry)
     third = Jit(folder=tmp_path / "kernels")
     double(third)
@@ -264,18 +278,18 @@ def chains(n: int) -> list[tuple[tuple[str, ...], ...]]:
 
 @pytest.mark.slow
 def test_least_recently_used_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.devices.cpu.jit._LOOK_AFTER", 1)
+    monkeypatch.setattr("llamado.devices.kernel_cache._LOOK_AFTER", 1)
     jit = Jit(folder=tmp_path)
     now = time.time()
     paths = []
     for age, stages in enumerate(chains(8)):
         jit.load(rows_kernel(stages), stages=stages)
-        paths.append(jit._path(rows_kernel(stages), {"stages": stages}))
+        paths.append(path_of(jit, rows_kernel(stages), stages=stages))
         os.utime(paths[-1], (now - (9 - age) * 90_000,) * 2)
     assert all(path.exists() for path in paths)
     Jit(folder=tmp_path).load(rows_kernel(chains(1)[0]), stages=chains(1)[0])  # the oldest is used again
     size = sum(path.stat().st_size for path in paths)
-    monkeypatch.setattr("llamado.devices.cpu.jit.DISK_BYTES", size)
+    monkeypatch.setattr("llamado.devices.kernel_cache.DISK_BYTES", size)
     double(jit)  # one more
     kept = [path.exists() for path in paths]
     assert kept[0] and kept == [True, *sorted(kept[1:])] and 3 <= kept.count(False) <= 5
@@ -427,7 +441,7 @@ def test_a_processor_can_be_limited(
     monkeypatch.setenv("LLAMADO_CPU", level)
     limited = jit()
     assert limited.lowering.name == lowering and permissions == [True]
-    assert limited._path(KERNEL, {}) != unlimited._path(KERNEL, {})
+    assert path_of(limited, KERNEL) != path_of(unlimited, KERNEL)
     portable = jit(LOWERINGS["portable"])  # compiled for every feature that the processor shows
     stages = (("row",), ("unary", "SILU"), ("store",))
     assert bool(re.search(AVX512, portable.assembly(rows_kernel(stages), stages=stages))) is has_avx512
@@ -520,3 +534,30 @@ def test_compiler_memory_is_released_and_reloaded(tmp_path: Path) -> None:
     again = Jit(folder=tmp_path / "again")
     double(again)
     assert again.compiled == jit.compiled > 0
+
+
+def _loaded_sections(code: bytes) -> list[bytes]:
+    """Names of the sections of an ELF file that take memory (ELF-64, System V ABI)."""
+    start, (size, count, names) = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<3H", code, 58)
+    headers = [struct.unpack_from("<2I4Q", code, start + size * i) for i in range(count)]
+    text = code[headers[names][4] :]
+    return [text[name : text.index(b"\0", name)] for name, _, flags, _, _, length in headers if flags & 2 and length]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="an ELF file of x86-64")
+def test_code_and_its_constants_are_one_section(tmp_path: Path) -> None:
+    """Sections of one object may be loaded so far apart that code cannot reach its constants."""
+
+    def trace(c: Code, a: SimpleNamespace, work: Work) -> None:
+        number = c.load(I64, c.table("numbers", bytes(range(64))) + a.x % 8 * 8)
+        c.store(a.x, c.const(F32x8, [0.1 * i for i in range(8)]) * number.to(F32).splat(8))
+
+    jit = Jit(folder=tmp_path)
+    kernel = Kernel("constants", ("x",), trace)
+    assert _loaded_sections(jit.compile(kernel, "constants", {})) == [b".text"]
+    assert _loaded_sections(jit.compile(control.dispatch, "dispatch", {})) == [b".text"]
+    found = np.zeros(8, np.float32)
+    fields, counters = np.array([found.ctypes.data], np.int64), np.zeros(8, np.int64)
+    jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
+    (number,) = struct.unpack_from("<q", bytes(range(64)), found.ctypes.data % 8 * 8)
+    assert found.tobytes() == ((np.arange(8) * 0.1).astype(np.float32) * np.float32(number)).tobytes()

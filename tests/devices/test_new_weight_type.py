@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from running import EACH_LOWERING, Array, Case, jit_for, new, values
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.formats import FORMATS, bits
-from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
-from llamado.devices.cpu.simd import Code, Value
+from llamado.devices.kernels.formats import FORMATS, bits
+from llamado.devices.kernels.formats.format import Block32, Blocks32
+from llamado.devices.kernels.formats.panel import Panel
+from llamado.devices.simd import Code
 from llamado.ggml import graph as g
 from llamado.ggml import tensor
 from llamado.gguf import types
@@ -30,8 +31,8 @@ class MadeUp(Blocks32):
 
     peak, zero_shift = 15, 3
 
-    def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
-        return [Block32(bits.nibbles(bits.cells4(c, rows, 1)), bits.halves(c, rows, 20))]
+    def unpack(self, c: Code, panel: Panel) -> Iterable[Block32]:
+        return [Block32(bits.nibbles(panel.cells(1, 4)), panel.halves(20))]
 
 
 @pytest.fixture(params=EACH_LOWERING)

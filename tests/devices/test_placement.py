@@ -22,7 +22,8 @@ from llamado.devices.split.placement import (
     check_memory,
     predict,
 )
-from llamado.devices.split.rules import UnknownDevice, by_memory, by_ratio, fastest, override, place, selected
+from llamado.devices.split.rules import UnknownDevice, fastest, override, place, selected
+from llamado.devices.split.shares import by_memory, by_ratio
 from llamado.ggml.role import ModelPart, Role
 
 

@@ -9,8 +9,8 @@ import pytest
 from running import Array, Case, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernels.activations import quantized_bytes
-from llamado.devices.cpu.kernels.matmul import matmul_few
+from llamado.devices.kernels.activations import quantized_bytes
+from llamado.devices.kernels.matmul import matmul_few
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 

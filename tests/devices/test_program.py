@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary, link, plan
-from llamado.devices.cpu.jit import CodeSegment, Kernel, LoadedKernel
+from llamado.devices.compile.program import ByteSpan, Constant, Operation, Place, Temporary, plan
+from llamado.devices.cpu.jit import CodeSegment, LoadedKernel
+from llamado.devices.cpu.program import link
+from llamado.devices.kernel import Kernel
 
 ARENA = 1 << 20
 KERNEL = Kernel("nothing", ("x",), lambda *_: None)
@@ -49,6 +52,7 @@ def programs(draw: st.DrawFn) -> list[Operation]:
 
 
 def absolute(place: Place) -> int:
+    assert not isinstance(place.base, Constant)
     return place.offset + (ARENA + place.base.offset if place.base else 0)
 
 
@@ -73,7 +77,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
     lives: dict[Temporary, list[int]] = {}
     for i, operation in enumerate(operations):
         for span in (*operation.reads, *operation.writes):
-            if span.place.base is not None:
+            if isinstance(span.place.base, Temporary):
                 lives.setdefault(span.place.base, []).append(i)
     for a, used in lives.items():
         assert a.offset % 64 == 0 and a.offset >= 0 and a.offset + a.size <= size
@@ -107,3 +111,13 @@ def test_fields_are_packed_by_name_and_places_become_addresses() -> None:
     program = link([operation], FakeJit(), ARENA, plan([operation]), 64)  # type: ignore[arg-type]
     assert program.fields.tolist() == [ARENA + temporary.offset + 8, -7, 0x3FC00000]
     assert program.table[0].tolist() == [4711, program.fields.ctypes.data, 0] and program.labels == ["one"]
+
+
+def test_constants_are_read_where_they_are() -> None:
+    """They take no room in the arena."""
+    constant = Constant(np.arange(6, dtype=np.float32))
+    place = Place(constant, 8)
+    operation = Operation(KERNEL, {}, {"x": place}, [ByteSpan(place, 16)], [])
+    size = plan([operation])
+    program = link([operation], FakeJit(), ARENA, size, 64)  # type: ignore[arg-type]
+    assert size == 0 and program.fields.tolist() == [constant.values.ctypes.data + 8]

@@ -14,11 +14,12 @@ import pytest
 from running import BEST, Array, jit_for, new, values, weight_bytes
 from waiting import until
 
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.compile.program import Operation, link, plan
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.compile.program import Operation, plan
+from llamado.devices.cpu.device import CpuDevice, cpu_target
 from llamado.devices.cpu.kernels import paging
 from llamado.devices.cpu.memory import CpuBuffer
+from llamado.devices.cpu.program import link
 from llamado.devices.cpu.read_ahead import ReadAhead
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
@@ -139,7 +140,7 @@ class Bench:
     def operations(self, n_tokens: int) -> list[Operation]:
         """A program's, as they are woven."""
         self.device.read_ahead.assess()
-        compiler = Compiler(self.bound(n_tokens), self.device.jit.lowering, 2)
+        compiler = Compiler(self.bound(n_tokens), cpu_target(self.device.jit.lowering, 2))
         return self.device.read_ahead.add_to(compiler.compile())
 
     def run(self, operations: list[Operation]) -> None:

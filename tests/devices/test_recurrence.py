@@ -9,8 +9,8 @@ import pytest
 from recurrences import KINDS, delta
 from running import EACH_LOWERING, Array, Case, jit_for, new, values
 
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.cpu.device import CpuDevice, cpu_target
 from llamado.ggml import Op, Tensor
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
@@ -103,7 +103,7 @@ def test_states_are_read_and_kept_where_they_lie(best: CpuDevice, kind: str) -> 
         case, _ = remembered(kind, copied=copied)
         got = case.run(best)
         found.append((got["out"].tobytes(), got["kept"].tobytes()))
-        compiler = Compiler(case.graph, best.jit.lowering, 2)
+        compiler = Compiler(case.graph, cpu_target(best.jit.lowering, 2))
         labels.append([operation.label for operation in compiler.compile()])
     assert found[0] == found[1]
     assert not any("rows" in label for label in labels[0]) and any("get_rows" in label for label in labels[1])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from running import PLAIN, WEIGHTS, Array, Case, check, new, turned_by_sections, values, weight_bytes
 
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernels.maths import GATE, UNARY
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.compile.emitter import Target
+from llamado.devices.cpu.device import CpuDevice, cpu_target
+from llamado.devices.kernels.maths import GATE, UNARY
+from llamado.devices.lowering import PORTABLE
 from llamado.ggml import GluOp, RopeMode, Tensor, UnaryOp
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -21,8 +23,8 @@ BINARY = [g.add, g.sub, g.mul, g.div]
 
 
 def n_operations(case: Case, device: CpuDevice) -> int:
-    case.bind(device)
-    return len(Compiler(case.graph, device.jit.lowering, 2).compile())
+    leaf = next(iter(case.bind(device)))
+    return len(Compiler(case.graph, Target(device.name, PORTABLE, 2, type(leaf.buffer))).compile())
 
 
 @pytest.mark.parametrize("function", BINARY)
@@ -254,7 +256,7 @@ def test_scratch_of_neighbours_does_not_meet(best: CpuDevice) -> None:
         pairs[f"r{i}"] = g.silu(g.norm(g.silu(g.rms_norm(g.scale(x, 1.1), 1e-5)), 1e-5))
     case = Case(pairs, data)
     case.check(best, rtol=1e-4, atol=1e-4)
-    operations = Compiler(case.graph, best.jit.lowering, 2).compile()
+    operations = Compiler(case.graph, cpu_target(best.jit.lowering, 2)).compile()
     assert {o.fields["scratch_step"] for o in operations} == {4 * 2048}
 
 

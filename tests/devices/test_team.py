@@ -13,10 +13,11 @@ from running import Case, jit_for, new, values, weight_bytes
 from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit, kernel
-from llamado.devices.cpu.simd import GROUP, Code, Work
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.team import _NONE_LEFT
 from llamado.devices.device import DeviceError
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import GROUP, Code, Work
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 

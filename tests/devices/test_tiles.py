@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from running import CODEBOOKS, FEATURES, WEIGHTS, Array, Case, jit_for, new, values, weight_bytes
 
+from llamado.devices.compile.columns import FILL_TILES
+from llamado.devices.compile.compiler import Compiler
 from llamado.devices.cpu import lowerings
-from llamado.devices.cpu.compile.columns import FILL_TILES
-from llamado.devices.cpu.compile.compiler import Compiler
-from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.device import CpuDevice, cpu_target
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.activations import TILE
-from llamado.devices.cpu.kernels.tiles.experts import MANY
 from llamado.devices.cpu.lowerings import LOWERINGS, permission
+from llamado.devices.kernels.activations import TILE
+from llamado.devices.kernels.tiles.experts import MANY
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
@@ -58,7 +58,7 @@ def bits(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> bytes:
 def uses(device: CpuDevice, case: Case, kernel: str) -> bool:
     """Return True if a graph is compiled to the named kernel."""
     case.bind(device)
-    operations = Compiler(case.graph, device.jit.lowering, 2).compile()
+    operations = Compiler(case.graph, cpu_target(device.jit.lowering, 2)).compile()
     return kernel in [operation.kernel.name for operation in operations]
 
 
@@ -174,7 +174,7 @@ def test_experts_that_many_columns_fall_on(tiled: list[CpuDevice], plain: CpuDev
 def test_expert_columns_are_tiled_once_for_all_products(tiled: list[CpuDevice]) -> None:
     case = experts(T.Q3_K, 256, 32, False)
     case.bind(tiled[1])
-    names = [op.kernel.name for op in Compiler(case.graph, tiled[1].jit.lowering, 2).compile()]
+    names = [op.kernel.name for op in Compiler(case.graph, cpu_target(tiled[1].jit.lowering, 2)).compile()]
     assert names.count("gather_tiles") == 2 and names.count("experts_tiles") == 3
 
 

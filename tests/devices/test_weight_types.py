@@ -8,8 +8,8 @@ from block_types import CODES, SCALES, decode, random_blocks
 from running import CODEBOOKS, WEIGHTS, Array, Case, new
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.kernels.formats.format import Blocks
+from llamado.devices.kernels.formats import FORMATS
+from llamado.devices.kernels.formats.format import Blocks
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 

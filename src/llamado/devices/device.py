@@ -37,17 +37,24 @@ class DeviceFull(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    """A device is gone with everything it held: its machine or process ended, or the connection broke.
+    """A device is gone with everything it held: a graphics card failed, or a worker (see `WorkerLost`).
 
     `device` is its name; `Backend.reconnect` may open a new one at the same place.
     """
 
-    in_logs = "RPC connection failed"
+    kind = "device"
 
     def __init__(self, device: str, why: str) -> None:
-        super().__init__(f"worker {device} is lost: {why}")
+        super().__init__(f"{self.kind} {device} is lost: {why}")
         self.device = device
         self.why = why
+
+
+class WorkerLost(DeviceLost):
+    """A device of another process is gone: its machine or process ended, or the connection broke."""
+
+    in_logs = "RPC connection failed"
+    kind = "worker"
 
 
 class NoKernelsLeft(DeviceError):
@@ -101,7 +108,7 @@ class Buffer(Protocol):
         """Release the memory. Callable from any thread; tensors in the buffer must not be used afterwards."""
 
 
-class LinkLost(DeviceLost):
+class LinkLost(WorkerLost):
     """A transfer between two devices failed, although both may be alive. `device` names the two."""
 
     def __init__(self, link: str, why: str) -> None:
@@ -159,6 +166,10 @@ class Device(Protocol):
     @property
     def details(self) -> str:
         """A short description for people, such as "2 threads"; may be empty."""
+
+    @property
+    def utilization(self) -> float | None:
+        """Share of the last moments in which it computed, for any process, from 0 to 1; None if unknown. Any thread."""
 
     @property
     def zeroes_memory(self) -> bool:
@@ -278,3 +289,8 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Release all resources."""
+
+
+def is_accelerator(device: Device) -> bool:
+    """Return True for a device of this machine with memory of its own, such as a graphics card."""
+    return not device.local and device.endpoint is None

@@ -52,6 +52,6 @@ class CpuBackend:
         pass
 
     def weight_types(self) -> frozenset[TensorType]:
-        from llamado.devices.cpu.kernels.formats import FORMATS
+        from llamado.devices.kernels.formats import FORMATS
 
         return frozenset(FORMATS)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices import limits
-from llamado.devices.cpu.compile.compiler import SUPPORTED, Compiler
-from llamado.devices.cpu.compile.program import Program, Temporary, link, plan
+from llamado.devices.compile.compiler import SUPPORTED, Compiler
+from llamado.devices.compile.emitter import Target
+from llamado.devices.compile.program import Constant, Temporary, plan
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.elements import SCALAR
-from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import Matrix, NumaBinding
+from llamado.devices.cpu.program import Program, link
 from llamado.devices.cpu.read_ahead import ReadAhead
 from llamado.devices.cpu.team import Team
 from llamado.devices.device import (
@@ -35,6 +35,9 @@ from llamado.devices.device import (
     OperationTime,
     TensorLink,
 )
+from llamado.devices.kernels.elements import SCALAR
+from llamado.devices.kernels.formats import FORMATS
+from llamado.devices.lowering import Lowering
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -52,9 +55,14 @@ class _CompiledGraph:
     graph: Graph
     program: Program
     n_threads: int
-    constants: list[NDArray[Any]]
+    constants: list[Constant]
     places: dict[Tensor, Temporary]
     """Offsets of the graph's outputs."""
+
+
+def cpu_target(lowering: Lowering, n_threads: int) -> Target:
+    """Return the target of graphs that `n_threads` threads of this process run."""
+    return Target("CPU", lowering, n_threads, CpuBuffer)
 
 
 class CpuDevice:
@@ -99,7 +107,7 @@ class CpuDevice:
         """The number of threads that serve small batches."""
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
 
-    heartbeat_seconds = None
+    heartbeat_seconds = utilization = None
     links = False
 
     def link(self, target: Device) -> TensorLink | None:
@@ -200,7 +208,7 @@ class CpuDevice:
         if compiled is not None:
             return compiled
         n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
-        compiler = Compiler(graph, self.jit.lowering, n_threads)
+        compiler = Compiler(graph, cpu_target(self.jit.lowering, n_threads))
         if self.read_ahead.stale:
             self._programs.clear()
             self.read_ahead.assess()

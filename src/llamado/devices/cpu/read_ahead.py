@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
-from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place
+from llamado.devices.compile.program import ByteSpan, Operation, Place
 from llamado.devices.cpu.kernels import paging
 from llamado.devices.cpu.memory import CpuBuffer
 

@@ -13,8 +13,8 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
 from llamado.devices.cpu.memory import cache_aligned_zeros
 from llamado.devices.cpu.numa import NumaBinding
-from llamado.devices.cpu.simd import groups_of
 from llamado.devices.device import DeviceError
+from llamado.devices.simd import groups_of
 
 _NONE_LEFT = 1 << 62
 """Value of an operation's counters after `abandon`: beyond the last share, and taking more does not wrap around."""

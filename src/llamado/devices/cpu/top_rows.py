@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.selection import BLOCK, top_of_rows
 from llamado.devices.drawing import Drawing
+from llamado.devices.kernels.selection import BLOCK, top_of_rows
 
 MAX_K = 1024
 """Largest k."""

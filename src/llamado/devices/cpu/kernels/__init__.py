@@ -1,1 +1,1 @@
-"""Kernels of the CPU device, one file per family."""
+"""Kernels of the CPU alone: the threads' loop over a program, and requests for pages of mapped files."""

@@ -20,8 +20,8 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work, groups_of
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import GROUP, I32, I64, Code, Value, Work, groups_of
 
 # byte offsets in the block the threads share, each on its own cache line
 GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES = (

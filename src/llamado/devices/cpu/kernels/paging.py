@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels.experts import CHOICES, chosen_at, expert_of
-from llamado.devices.cpu.simd import I32, I64, Code, Value, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.kernels.experts import CHOICES, chosen_at, expert_of
+from llamado.devices.simd import I32, I64, Code, Value, Work
 
 _WILLNEED, _DONTNEED = 3, 4
 """Of madvise; posix_fadvise has the same numbers."""

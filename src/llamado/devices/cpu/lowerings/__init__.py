@@ -6,9 +6,9 @@ import os
 
 from llamado.devices.cpu.lowerings.arm import I8MM, NEON
 from llamado.devices.cpu.lowerings.host import processor
-from llamado.devices.cpu.lowerings.lowering import PORTABLE, Lowering
 from llamado.devices.cpu.lowerings.permission import tiles_permitted
 from llamado.devices.cpu.lowerings.x86 import AMX, AVX2, AVX_VNNI, VNNI, VNNI_256
+from llamado.devices.lowering import PORTABLE, Lowering
 
 LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, AVX_VNNI, VNNI_256, VNNI, AMX, NEON, I8MM)}
 """In ascending order of preference."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from llamado.devices.cpu.lowerings.lowering import Lowering
-from llamado.devices.cpu.simd import I32, Code, I32x4, I32x8, Type, Value
+from llamado.devices.lowering import Lowering
+from llamado.devices.simd import I32, Code, I32x4, I32x8, Type, Value
 
 _I8x8, _I8x16 = Type("i8", 8), Type("i8", 16)
 

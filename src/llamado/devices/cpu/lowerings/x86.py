@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from llamado.devices.cpu.lowerings.lowering import Lowering
-from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, I32x8, Type, Value
+from llamado.devices.lowering import Lowering
+from llamado.devices.simd import I32, Code, I8x32, I16x16, I32x8, Type, Value
 
 
 class Avx2(Lowering):

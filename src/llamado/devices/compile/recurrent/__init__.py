@@ -1,0 +1,1 @@
+"""Compilation of operations that carry a state from token to token."""
