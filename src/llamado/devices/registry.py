@@ -17,6 +17,7 @@ from llamado.gguf.types import TensorType
 
 _LOCAL_KINDS = {
     "cpu": "llamado.devices.cpu.backend:CpuBackend",
+    "cuda": "llamado.devices.cuda.backend:CudaBackend",
 }
 """Kinds on this machine, which need no place."""
 
