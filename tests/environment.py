@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_KEPT = re.compile(r"LLAMADO_(CACHE|CHROMIUM|CPU|FUZZ|MODELS|PEER_HOME)$")
-"""Settings of a test run: folders of caches and programs, the CPU to pretend, deeper searches on or off."""
+_KEPT = re.compile(r"LLAMADO_(CACHE|CHROMIUM|CPU|FUZZ|MODELS|PEER_HOME|TEST_CUDA)$")
+"""Settings of a test run: folders of caches and programs, the CPU to pretend, deeper searches on or off, and "real" for
+tests on this machine's graphics card.
+"""
 
 _REMOVED = re.compile(
-    r"(LLAMADO|LLAMA|GGML|MTMD|AIP|HF|HUGGINGFACE|HUGGING_FACE|OLLAMA|OPENAI|ANTHROPIC|OTEL|XDG|LC|RAY)_"
+    r"(LLAMADO|LLAMA|GGML|MTMD|AIP|HF|HUGGINGFACE|HUGGING_FACE|OLLAMA|OPENAI|ANTHROPIC|OTEL|XDG|LC|RAY|CUDA)_"
     r"|(HTTP|HTTPS|ALL|FTP|NO)_PROXY$|(NO_COLOR|FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|COLORTERM|COLUMNS|LINES|LANGUAGE)$"
     r"|(PYTHONUNBUFFERED|PYTHONIOENCODING|PYTHONUTF8|WORKERS|NOTIFY_SOCKET|LISTEN_FDS|LISTEN_PID)$"
 )
@@ -33,7 +35,8 @@ _real_getaddrinfo = socket.getaddrinfo
 def neutral(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that programs look at, with the usual ones set."""
     kept = {name: value for name, value in environ.items() if _KEPT.match(name) or not _REMOVED.match(name.upper())}
-    return kept | _SET
+    no_card = {} if environ.get("LLAMADO_TEST_CUDA") == "real" else {"LLAMADO_LIBCUDA": "none: tests use no card"}
+    return kept | _SET | no_card
 
 
 def make_neutral() -> None:

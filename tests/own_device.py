@@ -78,6 +78,7 @@ class OwnDevice:
         return self._free, self._free
 
     heartbeat_seconds: float | None = None
+    utilization: float | None = None
     links = False
 
     def link(self, target: Any) -> None:

@@ -14,12 +14,14 @@ import tiers
 def test_environment_variables_do_not_reach_tests() -> None:
     removed = (
         "LC_ALL", "NO_COLOR", "COLUMNS", "https_proxy", "NO_PROXY", "HF_TOKEN", "LLAMA_ARG_PORT", "LLAMADO_LAB",
-        "LLAMADO_SIMD", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED",
+        "LLAMADO_SIMD", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES",
     )  # fmt: skip
     kept = ("HOME", "PATH", "PIP_INDEX_URL", "LLAMADO_CACHE", "LLAMADO_CPU")
-    usual = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC"}
+    usual = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC", "LLAMADO_LIBCUDA": "none: tests use no card"}
     given = dict.fromkeys((*removed, *kept, *usual), "given")
     assert environment.neutral(given) == dict.fromkeys(kept, "given") | usual
+    with_card = environment.neutral(given | {"LLAMADO_TEST_CUDA": "real"})
+    assert "LLAMADO_LIBCUDA" not in with_card, "tests on a real card find its driver"
     assert environment.neutral(os.environ).items() <= os.environ.items(), "this process has it"
 
 

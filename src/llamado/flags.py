@@ -282,13 +282,11 @@ COMPUTE = _group(
           "set explicitly; off: fail, and download models without checking whether they fit", type="str", default="on",
           bare="on", choices="on off auto", metavar="on|off|auto", env="LLAMA_ARG_FIT", commands=_FITTED),
     _used("-fitt --fit-target",
-          "memory to leave free if possible, in MiB: one value for all devices, or one for each worker and then one "
-          "for this machine, comma-separated", type="str", default="1024", metavar="MIB", env="LLAMA_ARG_FIT_TARGET",
-          commands=_FITTED),
+          "memory to leave free if possible, in MiB: one value for all devices, or one for each worker, one for each "
+          "GPU and one for the CPU, comma-separated", type="str", default="1024", metavar="MIB",
+          env="LLAMA_ARG_FIT_TARGET", commands=_FITTED),
     _used("-fitc --fit-ctx", "minimum context size to which --fit reduces the context", type="int", default=4096,
           metavar="N", env="LLAMA_ARG_FIT_CTX", commands=_FITTED),
-    _none("-kvo --kv-offload", "the KV cache of a layer is on the device of the layer", type="bool",
-          off_names="-nkvo --no-kv-offload", env="LLAMA_ARG_KV_OFFLOAD"),
     _none("--op-offload", _WHERE, type="bool", off_names="--no-op-offload"),
     _none("--no-host", _WHERE, type="bool", env="LLAMA_ARG_NO_HOST"),
     _none("--repack", "weights are never repacked", type="bool", off_names="-nr --no-repack", env="LLAMA_ARG_REPACK"),
@@ -346,12 +344,12 @@ COMPUTE = _group(
     _used("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "draft model from Hugging Face; accepts the same forms as -hf",
           type="str", metavar="REPO", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO", commands=DRAFT_COMMANDS),
     _used("-devd --spec-draft-device --device-draft",
-          "workers of --rpc to split the draft model across, comma-separated (default: none, it runs on this machine)",
-          type="str", metavar="DEVICES", requires="rpc", commands=DRAFT_COMMANDS),
+          "devices to put the draft model on: CUDA0, or workers of --rpc, comma-separated; none: the CPU (default: the "
+          "GPUs of the model, or the CPU)", type="str", metavar="DEVICES", commands=DRAFT_COMMANDS),
     _used("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft",
-          "number of the draft model's layers, counted from the last, to put on the workers of --spec-draft-device "
-          "(auto: all)", type="str", default="auto", metavar="N", env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-          requires="spec_draft_device", commands=DRAFT_COMMANDS),
+          "number of the draft model's layers, counted from the last, to put on GPUs, or on the workers of "
+          "--spec-draft-device (auto: as many as fit, or all)", type="str", default="auto", metavar="N",
+          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", commands=DRAFT_COMMANDS),
     _used("-td --spec-draft-threads --threads-draft", "CPU threads for the draft model (default: --threads)",
           type="int", metavar="N", commands=DRAFT_COMMANDS),
     _used("-tbd --spec-draft-threads-batch --threads-batch-draft",
@@ -409,40 +407,44 @@ COMPUTE = _group(
 )
 
 SPLIT = _group(
-    "several machines",
+    "graphics cards and several machines",
     _used("--rpc",
           "RPC workers to split the model across: host:port or tls://host:port, comma-separated; may be repeated",
           type="str", many=True, metavar="SERVERS", env="LLAMA_ARG_RPC", commands=_ENGINE),
     _used("-ts --tensor-split",
-          "how layers are divided among the devices: auto (measure the devices, minimize the time per token), memory "
-          "(by free memory, as llama.cpp does), or proportions, one for each worker and optionally one more for this "
-          "machine: 3,1", type="str", default="auto", metavar="N0,N1,…", env="LLAMA_ARG_TENSOR_SPLIT", commands=_ENGINE,
-          requires="rpc"),
+          "how layers are divided among the devices: auto (fill the GPUs of this machine; with --rpc, measure all "
+          "devices and minimize the time per token), memory (by free memory, as llama.cpp does), or proportions, one "
+          "for each worker, then one for each GPU, and optionally one more for the CPU: 3,1", type="str",
+          default="auto", metavar="N0,N1,…", env="LLAMA_ARG_TENSOR_SPLIT", commands=_ENGINE),
     _used("-ngl --gpu-layers --n-gpu-layers --ngl",
-          "number of layers, counted from the last, to put on the workers; the output head counts as one more, the "
-          "first layers stay on this machine; all, or auto: as --tensor-split decides", type="str", default="auto",
-          metavar="N", env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS", commands=_ENGINE, requires="rpc"),
+          "number of layers, counted from the last, to put on GPUs and workers; the output head counts as one more, "
+          "the first layers stay with the CPU; all, or auto: as many as fit the GPUs, or as --tensor-split decides",
+          type="str", default="auto", metavar="N", env="LLAMA_ARG_N_GPU_LAYERS LLAMA_N_GPU_LAYERS", commands=_ENGINE),
     _used("-dev --device",
-          "devices to put layers on, in this order: RPC0, RPC0[host:port], host:port, CPU (this machine), "
-          "comma-separated; none: no workers", type="str", metavar="DEV,DEV", env="LLAMA_ARG_DEVICE", commands=_ENGINE,
-          requires="rpc"),
-    _used("--list-devices", "list the devices (this machine and the workers of --rpc) and exit", default=False,
+          "devices to put layers on, in this order: CUDA0, RPC0, RPC0[host:port], host:port, CPU, comma-separated; "
+          "none: only the CPU", type="str", metavar="DEV,DEV", env="LLAMA_ARG_DEVICE", commands=_ENGINE),
+    _used("--list-devices", "list the devices (CPU, GPUs and the workers of --rpc) and exit", default=False,
           commands=_ENGINE),
     _used("-ot --override-tensor",
           "device of the weights whose names match a regular expression: PATTERN=DEVICE, comma-separated", type="str",
-          many=True, metavar="PATTERN=DEVICE", env="LLAMA_ARG_OVERRIDE_TENSOR", commands=_ENGINE, requires="rpc"),
-    _used("-cmoe --cpu-moe", "keep all expert weights (MoE) on this machine", type="bool", default=False,
-          env="LLAMA_ARG_CPU_MOE", commands=_ENGINE, requires="rpc"),
-    _used("-ncmoe --n-cpu-moe", "keep the expert weights (MoE) of the first N layers on this machine", type="int",
-          default=0, metavar="N", env="LLAMA_ARG_N_CPU_MOE", commands=_ENGINE, requires="rpc"),
-    _used("-ncffn --n-cpu-ffn", "keep the dense feed-forward weights of the first N layers on this machine", type="int",
-          default=0, metavar="N", env="LLAMA_ARG_N_CPU_FFN", commands=_ENGINE, requires="rpc"),
+          many=True, metavar="PATTERN=DEVICE", env="LLAMA_ARG_OVERRIDE_TENSOR", commands=_ENGINE),
+    _used("-cmoe --cpu-moe", "keep all expert weights (MoE) with the CPU", type="bool", default=False,
+          env="LLAMA_ARG_CPU_MOE", commands=_ENGINE),
+    _used("-ncmoe --n-cpu-moe", "keep the expert weights (MoE) of the first N layers with the CPU", type="int",
+          default=0, metavar="N", env="LLAMA_ARG_N_CPU_MOE", commands=_ENGINE),
+    _used("-ncffn --n-cpu-ffn", "keep the dense feed-forward weights of the first N layers with the CPU", type="int",
+          default=0, metavar="N", env="LLAMA_ARG_N_CPU_FFN", commands=_ENGINE),
+    _used("-kvo --kv-offload",
+          "keep the KV cache of a layer on the device of the layer; --no-kv-offload keeps it with the CPU, which then "
+          "computes attention", type="bool", default=True, off_names="-nkvo --no-kv-offload",
+          env="LLAMA_ARG_KV_OFFLOAD", commands=_ENGINE),
     _used("-sm --split-mode",
           "layer: split by whole layers; none: use one device (--main-gpu); row and tensor are not supported",
           type="str", default="layer", choices="none layer row tensor", metavar="MODE", env="LLAMA_ARG_SPLIT_MODE",
-          commands=_ENGINE, requires="rpc"),
-    _used("-mg --main-gpu", "device to use with --split-mode none, counted from 0", type="int", default=0,
-          metavar="INDEX", env="LLAMA_ARG_MAIN_GPU", commands=_ENGINE, requires="rpc"),
+          commands=_ENGINE),
+    _used("-mg --main-gpu",
+          "device to use with --split-mode none, counted from 0 over the workers and then the GPUs, or in --device",
+          type="int", default=0, metavar="INDEX", env="LLAMA_ARG_MAIN_GPU", commands=_ENGINE),
     _used("--rpc-failover",
           "seconds after which generation continues on the remaining devices if a worker stays unreachable (default: "
           "wait for the worker)", type="float", metavar="SECONDS", env="LLAMA_ARG_RPC_FAILOVER", commands=_ENGINE,
@@ -876,8 +878,9 @@ WORKER = _group(
           commands=_WORKER),
     _used("-t --threads", "threads of the CPU device (default: one per available core)", type="int", metavar="N",
           commands=_WORKER),
-    _used("-d --device", "devices to offer, comma-separated (default: CPU)", type="str", metavar="DEV,DEV",
-          commands=_WORKER),
+    _used("-d --device",
+          "devices to offer, in this order: CUDA0, CUDA1, CPU, comma-separated (default: the GPUs, or CPU without one)",
+          type="str", metavar="DEV,DEV", commands=_WORKER),
     _used("-c --cache", "cache weights on disk, separately for each client ($LLAMADO_CACHE or ~/.cache/llamado, rpc/)",
           default=False, commands=_WORKER),
     _used("-m --mem",

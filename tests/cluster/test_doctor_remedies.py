@@ -20,11 +20,15 @@ VALUES: dict[str, object] = {
     "path": "/models/m.gguf", "fits": "llamado serve -m /models/m.gguf -c 4096", "pattern": "m*", "flag": "--lora",
     "instead": "it is new", "name": "gemma3", "needed": "9G", "cores": 4,
 }  # fmt: skip
-CAPITALS = {"TCP", "URL", "LISTEN", "CONT", "LLAMADO_CACHE", "LLAMA_CACHE", "CPU", "Q4_K_M", "USER"}
+CAPITALS = {
+    "TCP", "URL", "LISTEN", "CONT", "LLAMADO_CACHE", "LLAMA_CACHE", "CPU", "Q4_K_M", "USER", "CUDA_VISIBLE_DEVICES",
+    "NVIDIA", "CUDA1",
+}  # fmt: skip
 """Words in capitals that are not placeholders."""
 OTHERS = {
     "-ltnp", "-tnp", "-i", "-ti", "-sTCP", "-CONT", "-connect", "-noout", "-subject", "-dates", "-ext", "-hex", "-zv",
-    "-brief", "-la", "-u", "-sh", "-R", "-l", "-n", "--memory", "--ulimit", "--allow-requantize", "-C",
+    "-brief", "-la", "-u", "-sh", "-R", "-l", "-n", "--memory", "--ulimit", "--allow-requantize", "-C", "-iE", "-aG",
+    "--gpus",
 }  # fmt: skip
 """Flags of other programs in remedies."""
 OF_RPC_SERVER = {"-H", "-p", "-d", "-c", "-t"}  # tools/rpc/rpc-server.cpp (b11434)

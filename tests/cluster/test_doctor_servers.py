@@ -24,6 +24,7 @@ from llamado.cluster.doctor import machine, probes, servers
 from llamado.cluster.doctor.servers import examine_servers
 from llamado.cluster.doctor.symptoms import SYMPTOMS, Finding
 from llamado.cluster.doctor.workers import examine_workers
+from llamado.devices import registry
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.request import Away, Fault
 
@@ -277,6 +278,17 @@ def test_a_lost_worker_whose_layers_were_taken() -> None:
         found = one(url)
     assert found.symptom == "degraded" and found.command.startswith("start the worker")
     assert found.found == "RPC1 is lost (it closed the connection); other devices have taken layers 0 to 3"
+
+
+def test_a_lost_card_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._LOCAL_KINDS, "cuda", "stand_in_cards:CardBackend")
+    engine = FakeEngine()
+    engine.degraded = (
+        Away(device="CUDA0", since=1.0, why="it has fallen off the bus", layers="all", now={"CPU": "all"}),
+    )
+    with listening(engine=engine) as (url, _):
+        found = one(url)
+    assert found.symptom == "card-lost" and found.command.startswith("sudo dmesg")
 
 
 @pytest.mark.parametrize(("waiting", "slots"), [([0], 1), ([3, 0], 4), ([3, 2], 4)])

@@ -107,7 +107,9 @@ class RecordedCommands:
             memory = SimpleNamespace(n_cells=1 << 40)
             tokenizer = SimpleNamespace(encode=lambda text, **_: list(text.encode()), add_bos=False, bos=None)
             parts = {"engine": SimpleNamespace(close=lambda: None), "forward": SimpleNamespace(memory=memory)}
-            return contextlib.nullcontext(SimpleNamespace(**parts, tokenizer=tokenizer, lacks=(), name="tiny"))
+            return contextlib.nullcontext(
+                SimpleNamespace(**parts, tokenizer=tokenizer, cluster=None, lacks=(), name="tiny")
+            )
 
         def plan_source(flags: Any) -> Any:
             record("load", source=options.model_source(flags), options=options.engine_options(flags))

@@ -77,7 +77,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert row["speed_tg"] == pytest.approx(3 * row["pl"] / row["t_tg"]) and row["t"] == row["t_pp"] + row["t_tg"]
     assert cli.main(given) == 0
-    assert [line.split("|")[4].strip() for line in capsys.readouterr().out.splitlines()] == ["B", "---:", "1", "3", "9"]
+    assert [line.split("|")[5].strip() for line in capsys.readouterr().out.splitlines()] == ["B", "---:", "1", "3", "9"]
 
 
 @pytest.mark.parametrize(

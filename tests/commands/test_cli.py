@@ -53,7 +53,7 @@ def test_llama_servers_flags_are_taken_by_their_spellings() -> None:
     assert (d.sampling.top_k, d.sampling.top_p, d.sampling.min_p, d.sampling.typical_p) == (10, 0.9, 0.1, 0.9)
     assert d.sampling.repeat_penalty == 1.1
     assert s.access.api_keys == (b"a", b"b") and s.switches.metrics and not s.switches.slots
-    assert len(s.notes) == 2 and any("-ngl" in n for n in s.notes) and any("-fa" in n for n in s.notes)
+    assert len(s.notes) == 1 and "-fa" in s.notes[0] and s.engine.split.given[0] == "-ngl/--gpu-layers"
 
 
 def test_defaults_are_llama_servers() -> None:
@@ -131,19 +131,47 @@ def test_how_a_model_is_divided() -> None:
     for text, layers in {"auto": None, "-1": None, "all": ALL_LAYERS, "-2": ALL_LAYERS, "0": 0}.items():
         assert settings(*split, "-ngl", text).engine.split.n_gpu_layers == layers
     assert settings(*split, "-dev", "CPU,RPC0[a:1]").engine.split.devices == ("CPU", "RPC0[a:1]")
-    assert settings(*split, "-sm", "none").engine.split.devices == ("RPC0",)
-    assert settings(*split, "-sm", "none", "-mg", "1", "-ts", "1,0").engine.split.tensor_split == ()
-    assert settings(*split, "-sm", "none", "-mg", "1", "-dev", "RPC0,CPU").engine.split.devices == ("CPU",)
+    assert settings(*split, "-sm", "none").engine.split.main_gpu == 0
+    single = settings(*split, "-sm", "none", "-mg", "1", "-ts", "1,0").engine.split
+    assert (single.main_gpu, single.tensor_split, single.devices) == (1, (), ())
+    chosen = settings(*split, "-sm", "none", "-mg", "1", "-dev", "RPC0,CPU").engine.split
+    assert (chosen.main_gpu, chosen.devices) == (None, ("CPU",))
     overrides = settings(*split, "-ot", r"blk\.\d{1,2}\.ffn=CPU,output=RPC0", "-ot", "x=CPU").engine.split.overrides
     assert overrides == ((r"blk\.\d{1,2}\.ffn", "CPU"), ("output", "RPC0"), ("x", "CPU"))
     environ = {"LLAMA_ARG_RPC": "a:1,b:2", "LLAMA_ARG_TENSOR_SPLIT": "3,1"}
     s = settings("-m", "x", environ=environ).engine.split
     assert (s.rpc, s.tensor_split) == (("a:1", "b:2"), (3, 1))
+    assert s.gpus and not s.joins and s.networked
+    assert settings("-m", "x", "--cluster-token", "secret").engine.split.joins
+
+
+def test_graphics_cards_need_no_flag() -> None:
+    """Without workers the same flags divide the model among this machine's devices."""
+    s = settings("-m", "x").engine
+    assert s.split is not None and s.split.gpus and not s.split.networked and s.split.given == ()
+    assert (s.split.n_gpu_layers, s.split.tensor_split, s.split.devices, s.split.kv_offload) == (None, None, (), True)
+    assert s.draft_kinds == (), "drafts hide the latency of networks"
+    flags = ["-ngl", "20", "-dev", "CUDA1,CUDA0", "-ts", "3,1", "-nkvo", "-ncmoe", "2", "-ot", "x=CUDA0"]
+    s = settings("-m", "x", *flags).engine
+    assert s.split is not None and (s.split.n_gpu_layers, s.split.tensor_split) == (20, (3, 1))
+    assert (s.split.devices, s.split.kv_offload) == (("CUDA1", "CUDA0"), False)
+    assert [device for _, device in s.split.overrides] == ["CUDA0", "CPU"]
+    s = settings("-m", "x", "-sm", "none", "-mg", "1").engine
+    assert s.split is not None and s.split.main_gpu == 1
+    environ = {"LLAMA_ARG_N_GPU_LAYERS": "7", "LLAMA_ARG_KV_OFFLOAD": "0", "LLAMA_ARG_DEVICE": "none"}
+    s = settings("-m", "x", environ=environ).engine
+    assert s.split is not None and (s.split.n_gpu_layers, s.split.kv_offload, s.split.devices) == (7, False, ("none",))
 
 
 def test_flags_of_a_division_say_nothing_without_workers() -> None:
-    s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-dev", "none", "--rpc-wait", "9")
-    assert s.engine.split is None and len(s.notes) == 1 and "--rpc adds others" in s.notes[0]
+    """If there is no graphics card either, the log has one line when the model is loaded; see test_cards.py."""
+    s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-mg", "0", "--rpc-wait", "9")
+    assert s.notes == (
+        "--rpc-wait: accepted, no effect here (the model runs on this machine's CPU; --rpc adds others)",
+    )
+    assert s.engine.split is not None and s.engine.split.given == (
+        "-ngl/--gpu-layers", "-ot/--override-tensor", "-sm/--split-mode", "-mg/--main-gpu",
+    )  # fmt: skip
     assert settings("-m", "x", "--rpc", "a:1", "-ngl", "7", "-dev", "none").notes == ()
 
 
@@ -195,9 +223,9 @@ def test_commands_have_llama_cpps_names(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_one_warning_per_reason() -> None:
-    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").warnings
+    notes = parsed("-m", "x", "--rpc-wait", "1", "--rpc-wait", "2", "--rpc-failover", "3", "--perf").warnings
     assert len(notes) == 2  # flags with the same reason share a line
-    assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
+    assert any("--rpc-failover, --rpc-wait" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +347,7 @@ def test_the_environment_fills_in_and_a_flag_wins() -> None:
     s = settings("--port", "4321", environ=environ)
     assert (s.source.spec, s.port, s.engine.n_ctx, s.engine.mmap) == ("env.gguf", 4321, 512, False)
     assert s.switches.metrics and not s.switches.slots and s.access.api_keys == (b"k",)
-    assert any("-ngl" in note for note in s.notes)
+    assert s.engine.split.n_gpu_layers == 9
 
 
 def spellings() -> list[tuple[list[str], list[str]]]:

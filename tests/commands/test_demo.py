@@ -257,7 +257,7 @@ def test_large_model_that_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site, content = stand_in(tmp_path, "qwen3", "qwen3moe")
-    monkeypatch.setattr(supported, "memory", lambda: MachineMemory(1 << 20, 1 << 20, 1 << 40))
+    monkeypatch.setattr(supported.limits, "memory", lambda: MachineMemory(1 << 20, 1 << 20, 1 << 40))
     monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "models"))
     with serve(site):
         monkeypatch.setenv("HF_ENDPOINT", site.url)

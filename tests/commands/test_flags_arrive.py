@@ -85,8 +85,13 @@ def default(field: str, value: str | None, given: Any) -> Row:
     return Row(value, {f"load.defaults.{field}": given})
 
 
-def splitting(field: str, value: str | None, given: Any, beside: str = "") -> Row:
-    return option(f"split.{field}", value, given, f"--rpc h:1,h:2 {beside}")
+def splitting(
+    field: str, value: str | None, given: Any, beside: str = "", labels: tuple[str, ...] = (), **more: Any
+) -> Row:
+    """`labels`: those that a log line names if there are no devices to divide the model among."""
+    changes = {field: given, **more} | ({"given": labels} if labels else {})
+    changed = {f"split.{name}": one for name, one in changes.items()}
+    return Row(value, {f"load.options.{name}": one for name, one in changed.items()}, f"--rpc h:1,h:2 {beside}")
 
 
 def drafting(field: str, value: str | None, given: Any, beside: str = "", *, part: bool = False) -> Row:
@@ -217,16 +222,21 @@ ROWS: dict[str, Row] = {
     "serve --lookup-cache-dynamic": drafting("lookup_dynamic", "c", "c"),
     # several machines
     "serve --rpc": option("split.rpc", "h:1,tls://h:2", ("h:1", "tls://h:2"))._replace(part=True),
-    "serve --tensor-split": splitting("tensor_split", "3,1", (3.0, 1.0)),
-    "serve --gpu-layers": splitting("n_gpu_layers", "1", 1),
-    "serve --device": splitting("devices", "CPU", ("CPU",)),
-    "serve --override-tensor": splitting("overrides", "x=CPU", (("x", "CPU"),)),
-    "serve --cpu-moe": splitting("overrides", None, ((r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
+    "serve --tensor-split": splitting("tensor_split", "3,1", (3.0, 1.0), labels=("-ts/--tensor-split",)),
+    "serve --gpu-layers": splitting("n_gpu_layers", "1", 1, labels=("-ngl/--gpu-layers",)),
+    "serve --device": splitting("devices", "CPU", ("CPU",), labels=("-dev/--device",)),
+    "serve --override-tensor": splitting(
+        "overrides", "x=CPU", (("x", "CPU"),), labels=("-ot/--override-tensor",)),
+    "serve --cpu-moe": splitting(
+        "overrides", None, ((r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),), labels=("-cmoe/--cpu-moe",)),
     "serve --n-cpu-moe": splitting(
-        "overrides", "2", ((r"^blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),)),
-    "serve --n-cpu-ffn": splitting("overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),)),
-    "serve --split-mode": splitting("devices", "none", ("RPC0",)),
-    "serve --main-gpu": splitting("devices", "1", ("RPC1",), "-sm none"),
+        "overrides", "2", ((r"^blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU"),),
+        labels=("-ncmoe/--n-cpu-moe",)),
+    "serve --n-cpu-ffn": splitting(
+        "overrides", "1", ((r"^blk\.(0)\.ffn_(up|down|gate)\.", "CPU"),), labels=("-ncffn/--n-cpu-ffn",)),
+    "serve --kv-offload": splitting("kv_offload", None, False, labels=("-kvo/--kv-offload",)),
+    "serve --split-mode": splitting("mode", "none", "none", labels=("-sm/--split-mode",), main_gpu=0),
+    "serve --main-gpu": splitting("main_gpu", "1", 1, "-sm none", labels=("-sm/--split-mode", "-mg/--main-gpu")),
     "serve --rpc-failover": splitting("failover", "3", 3.0),
     "serve --rpc-wait": splitting("wait", "9", 9.0),
     "serve --rpc-request-wait": splitting("request_wait", "9", 9.0),

@@ -28,20 +28,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", tiny, "-p", "8,24,0", "-n", "4", "-r", "2", "-d", "0,6"]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| model | test | tokens/s | weights GB/s | GOP/s |"
+    assert head == "| model | device | test | tokens/s | weights GB/s | GOP/s |"
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     tests = ["pp8", "pp24", "tg4"]
-    assert [row[:2] for row in cells] == [[tiny, test] for test in (*tests, *(f"{test} @ d6" for test in tests))]
-    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[2]) for row in cells)
+    assert [row[:3] for row in cells] == [[tiny, "CPU", test] for test in (*tests, *(f"{test} @ d6" for test in tests))]
+    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[3]) for row in cells)
     # Prompts have GOP/s, generation has GB/s.
-    assert [(bool(row[3]), bool(row[4])) for row in cells] == 2 * [(False, True), (False, True), (True, False)]
+    assert [(bool(row[4]), bool(row[5])) for row in cells] == 2 * [(False, True), (False, True), (True, False)]
 
 
 @pytest.mark.full
 def test_bench_as_json_with_a_profile(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", tiny, "-p", "8", "-n", "2", "-r", "1", "-o", "json", "--profile"]) == 0
     prompt, generation = json.loads(capsys.readouterr().out)
-    assert (prompt["model"], prompt["test"], generation["test"]) == (tiny, "pp8", "tg2")
+    assert (prompt["model"], prompt["device"], prompt["test"], generation["test"]) == (tiny, "CPU", "pp8", "tg2")
     for row in (prompt, generation):
         assert row["tokens_per_second"] > 0 and row["deviation"] == 0
         assert row["profile"] and all(part["n"] >= 1 and part["work"] >= 0 for part in row["profile"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
+from stand_in_cards import Cards, install
 from tiny_models import make_gemma3, make_llama
 from waiting import until
 
@@ -259,6 +260,57 @@ def test_devices_are_listed_as_llama_cpp_lists_them(
     assert cli.main(["run", "--list-devices", "--rpc", "a:1,d:4"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "  RPC2: d:4 (not available: gone meanwhile)"
     assert cli.main(["bench", "--list-devices"]) == 0
+
+
+def test_cards_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As llama.cpp lists them: name, description, and memory in MiB."""
+    machine = install(monkeypatch, Cards((8192 * MIB, 512 * MIB)))
+    assert cli.main(["serve", "--list-devices"]) == 0
+    _, here, *rest = capsys.readouterr().out.splitlines()
+    assert here.startswith("  CPU: ") and rest == [
+        "  CUDA0: Stand-in (8192 MiB, 8192 MiB free)",
+        "  CUDA1: Stand-in (512 MiB, 512 MiB free)",
+    ]
+    assert all(card.closed for card in machine.opened)
+    install(monkeypatch, Cards(problem="there is no driver: install it"))
+    for present in (True, False):
+        monkeypatch.setattr("llamado.devices.cards.has_card", lambda kind, present=present: present)
+        monkeypatch.setattr("llamado.devices.accelerators.has_card", lambda kind: False)
+        assert cli.main(["serve", "--list-devices"]) == 0
+        rest = capsys.readouterr().out.splitlines()[2:]
+        assert rest == (["  CUDA: not available: there is no driver: install it"] if present else [])
+
+
+def test_a_plan_for_cards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_path: Path
+) -> None:
+    machine = install(monkeypatch, Cards((1, 1)))
+    fast = {"decode": 1e12, "prefill": 1e12, "round_trip": 1e-5, "bandwidth": 1e10}
+    sizes = (3000 * MIB, 3000 * MIB)
+
+    def shown(*_: object) -> list[DeviceFigures]:
+        cards = [
+            DeviceFigures(name=f"CUDA{i}", local=False, accelerator=True, free=size, total=size, **fast)  # type: ignore[arg-type]
+            for i, size in enumerate(sizes)
+        ]
+        return [*figures(800 * MIB), *cards]
+
+    monkeypatch.setattr(planning, "_figures", shown)
+    assert cli.main(["plan", "-m", str(model_path), "-c", "256"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("auto: as much as fits the graphics cards") < text.index("memory: by free memory")
+    assert "least time" not in text
+    assert [row[1] for row in rows(text, "CUDA0")[1:]] == ["0-3"] * 2
+    assert [row[1] for row in rows(text, "CUDA1")[1:]] == ["4-5, head"] * 2
+    sizes = (1 * MIB, 1 * MIB)
+    assert cli.main(["plan", "-m", str(model_path), "-c", "256"]) == 0
+    text = capsys.readouterr().out
+    assert rows(text, "CPU")[1][1] == "0-5, head" and "CUDA0: no layers: a layer takes" in text
+    assert cli.main(["plan", "-m", str(model_path), "-c", "256", "-ngl", "3", "-fit", "off"]) == 1
+    assert "-ngl 0 (the most that fits)" in capsys.readouterr().err
+    n = len(machine.opened)
+    assert cli.main(["plan", "-m", str(model_path), "-c", "256", "--device", "none"]) == 0
+    assert len(machine.opened) == n
 
 
 def test_unreachable_workers_are_all_named(capsys: pytest.CaptureFixture[str], model_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_weights_from_the_disk_of_a_worker() -> None:
     ]  # fmt: skip
 
 
+def test_memory_and_utilization_of_a_card() -> None:
+    """The free memory is the present one; the column "busy" is there only with a card."""
+    card = {**HERE, "device": "CUDA0", "state": "ready", "utilization": 0.37}
+    card["memory"] = {**card["memory"], "free_now": 2_500_000_000}  # type: ignore[dict-item]
+    head, here, there = next(
+        lines[i : i + 3] for lines in [shown({**BODY, "devices": [HERE, card]})] for i in range(len(lines))
+        if lines[i].startswith("device")
+    )  # fmt: skip
+    assert "busy" in head and "37%" in there and "2.5 GB" in there and "8.0 GB" in here and "%" not in here
+    assert not any("busy" in line for line in shown(BODY))
+
+
 def test_no_token_time_before_the_first_token() -> None:
     seconds = {"total": 0.0, "compute": 0.5, "link": 0.02, "waiting": 0.8}
     title = shown({**BODY, "tokens_per_second": 0.0, "token_seconds": seconds})[0]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
+from llamado.devices.accelerators import Accelerators, LocalDevices
 from llamado.devices.split.explain import holdings, idle, shares_text
 from llamado.devices.split.placement import (
     DeviceFigures,
@@ -159,7 +160,8 @@ def pool(
     with GGUFFile.open(path) as file:
         wanted = MemoryRequest(256, 1, True, 64, TensorType.F16, TensorType.F16)
         here: Any = SimpleNamespace(name="CPU", close=lambda: None)
-        return device_pool.DevicePool(split, here, file, load_model(file), wanted)
+        local = LocalDevices(here, Accelerators.none())
+        return device_pool.DevicePool(split, local, file, load_model(file), wanted)
 
 
 def test_devices_and_reasons_are_logged(

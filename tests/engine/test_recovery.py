@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tiers import first_of
 from waiting import GUARD, until
 
-from llamado.devices.device import DeviceError, DeviceLost
+from llamado.devices.device import DeviceError, DeviceLost, WorkerLost
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
@@ -40,7 +40,7 @@ Job = tuple[Future[NDArray[np.float32]], tuple[Any, ...]]
 
 
 def lost(why: str = "it closed the connection") -> DeviceLost:
-    return DeviceLost("RPC0[10.0.0.7:50052]", why)
+    return WorkerLost("RPC0[10.0.0.7:50052]", why)
 
 
 class FragileForward(FakeForward):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class MortalDevice:
     or kill the device.
     """
 
-    local, endpoint, links, numerics = False, None, False, "made up"
+    local, endpoint, links, numerics = False, SimpleNamespace(host="far"), False, "made up"
+    utilization = None
 
     def supports(self, op: Op, type: TensorType) -> bool:
         return self._device.supports(op, type)
@@ -299,7 +301,7 @@ def test_one_of_two_lost_devices_comes_back(model: Path, open_cluster: Open, rig
     cluster.away = {"RPC1", "RPC3"}
     for number in (1, 2, 3):
         cluster.device(number).die()
-    with pytest.raises(DeviceLost, match="worker RPC1 and RPC3 is lost"):
+    with pytest.raises(DeviceLost, match="device RPC1 and RPC3 is lost"):
         forward.recovery.restore(False)
     cluster.away = {"RPC3"}
     forward.recovery.restore(True)

@@ -20,8 +20,8 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.commands import cli
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
+from llamado.devices.kernels.formats import FORMATS
 from llamado.devices.limits import MachineMemory
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
 from llamado.engine import supported
@@ -182,7 +182,7 @@ def test_inspect_reads_only_the_header_of_a_remote_file(
 @pytest.fixture
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     room = MachineMemory(free=10 << 20, total=12 << 20, physical=1 << 40)  # a container's limit
-    monkeypatch.setattr(supported, "memory", lambda: room)
+    monkeypatch.setattr(supported.limits, "memory", lambda: room)
 
 
 @pytest.mark.full

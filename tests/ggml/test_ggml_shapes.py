@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llamado.devices.cpu.compile.checks import check_node
+from llamado.devices.compile.checks import check_node
 from llamado.devices.device import DeviceError
 from llamado.ggml import GluOp, Op, ShapeError, SortOrder, Tensor, UnaryOp, shapes
 from llamado.ggml import graph as g

@@ -381,10 +381,19 @@ PLAIN = EngineOptions(n_ctx=512, n_batch=512)
         ({"rope_freq_scale": 0.25}, {"rope": RopeOptions(freq_scale=0.25)}),
         ({"yarn_beta_fast": 16.0, "yarn_orig_ctx": 99}, {"rope": RopeOptions(beta_fast=16.0, n_ctx_orig=99)}),
         ({"rope_scaling_type": 2}, {"rope": RopeOptions(scaling="yarn")}),
-        ({"n_gpu_layers": -1, "flash_attn": True, "offload_kqv": True, "logits_all": True, "main_gpu": 0}, {}),
+        ({"n_gpu_layers": 0, "flash_attn": True, "offload_kqv": True, "logits_all": True, "main_gpu": 0}, {}),
+        ({"n_gpu_layers": -1, "main_gpu": 1}, {"split": SplitOptions(gpus=True, joins=False, n_gpu_layers=ALL_LAYERS)}),
+        (
+            {"n_gpu_layers": 9, "main_gpu": 1, "split_mode": 0, "offload_kqv": False},
+            {"split": SplitOptions(gpus=True, joins=False, n_gpu_layers=9, main_gpu=1, mode="none", kv_offload=False)},
+        ),
         (
             {"rpc_servers": "h:1,h:2", "n_gpu_layers": -1, "tensor_split": [1, 2, 3]},
-            {"split": SplitOptions(rpc=("h:1", "h:2"), n_gpu_layers=ALL_LAYERS, tensor_split=(1, 2, 3))},
+            {
+                "split": SplitOptions(
+                    rpc=("h:1", "h:2"), gpus=True, joins=False, n_gpu_layers=ALL_LAYERS, tensor_split=(1, 2, 3)
+                )
+            },
         ),
     ],
 )

@@ -22,7 +22,8 @@ from tiny import TINY, make
 from tiny.gemma import gemma3n
 from tiny_models import make_llama
 
-from llamado.devices.cpu.compile.compiler import Compiler
+from llamado.devices.compile.compiler import Compiler
+from llamado.devices.cpu.device import cpu_target
 from llamado.devices.cpu.lowerings import PORTABLE
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.engine.loaded_model import LoadedModel
@@ -116,7 +117,7 @@ def compile_(file: GGUFFile, seen: set[Any]) -> None:
     graph = model.build(BatchShape(2, 1, 256, output), kv)
     for tensor in (*model.weights.values(), *kv.tensors, *graph.inputs.values()):
         tensor.buffer = CpuBuffer.allocate(tensor.nbytes)
-    Compiler(graph, PORTABLE, 1).compile()
+    Compiler(graph, cpu_target(PORTABLE, 1)).compile()
 
 
 def test_every_architecture_has_a_maker() -> None:

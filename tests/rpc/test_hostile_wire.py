@@ -28,7 +28,7 @@ from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.maths import GATE, UNARY
+from llamado.devices.kernels.maths import GATE, UNARY
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.graph import Graph

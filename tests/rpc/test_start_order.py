@@ -24,8 +24,9 @@ from tiny_models import make_llama
 from waiting import until
 from wire_client import running
 
+from llamado.devices.accelerators import Accelerators, LocalDevices
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.device import DeviceLost
+from llamado.devices.device import WorkerLost
 from llamado.devices.registry import DeviceOptions, Unreachable, backend
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.forward import device_pool
@@ -148,14 +149,14 @@ def test_responses_are_awaited_as_long_as_workers(
     workers, at = SilentWorkers(), iter((0.0, wait, wait))
 
     def measured(*_: object, **__: object) -> None:
-        raise DeviceLost("RPC0", "it has not answered in time")
+        raise WorkerLost("RPC0", "it has not answered in time")
 
     monkeypatch.setattr(device_pool, "backend", lambda *_: workers)
     monkeypatch.setattr(device_pool, "_measured", measured)
     monkeypatch.setattr(device_pool.time, "monotonic", lambda: next(at))
     split, file = SplitOptions(rpc=("h:1",), wait=wait), SimpleNamespace(shard_paths=())
-    with pytest.raises(DeviceLost, match="not answered in time"):
-        DevicePool(split, None, file, None, None)  # type: ignore[arg-type]
+    with pytest.raises(WorkerLost, match="not answered in time"):
+        DevicePool(split, LocalDevices(None, Accelerators.none()), file, None, None)  # type: ignore[arg-type]
     assert workers.expected == [expected]
 
 

@@ -22,13 +22,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from ports import free_port
+from stand_in_cards import Cards, install
 from test_endpoint import Authority
 from translator import Translator
 from waiting import GUARD, until
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices import limits
-from llamado.devices.cpu.compile.compiler import Compiler
+from llamado.devices.accelerators import Accelerators
+from llamado.devices.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceError
@@ -1033,7 +1035,79 @@ def test_gpu_names_fall_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch, caplog:
         run_worker(WorkerOptions(devices=("MTL0", "CUDA1", "CPU"), threads=1))
     assert offered == ["CPU"]
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "MTL0: not supported, serving CPU instead" in said[0]
+    assert len(said) == 2 and "MTL0: not available; serving CPU instead" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "offered"),
+    [
+        ((), ["CUDA0", "CUDA1"]),  # as ggml-rpc-server: the CPU only if there is no card
+        (("CUDA1",), ["CUDA1"]),
+        (("CPU", "cuda0"), ["CPU", "CUDA0"]),
+        (("CPU",), ["CPU"]),
+        (("CUDA5", "CUDA0", "CPU"), ["CPU", "CUDA0"]),
+    ],
+)
+def test_graphics_cards_are_offered(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], offered: list[str]
+) -> None:
+    machine = install(monkeypatch, Cards((1 << 20, 2 << 20)))
+    found: list[str] = []
+
+    def made(devices: list[Any], _: WorkerOptions) -> Worker:
+        found.extend(device.name for device in devices)
+        raise WorkerError("that will do")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.Worker", made)
+    with pytest.raises(WorkerError, match="that will do"):
+        run_worker(WorkerOptions(devices=given, threads=1))
+    assert found == offered and all(card.closed for card in machine.opened)
+    with pytest.raises(WorkerError, match="TPU0: unknown device; this machine has CPU, CUDA0"):
+        run_worker(WorkerOptions(devices=("CUDA0", "TPU0")))
+    assert all(card.closed for card in machine.opened)
+
+
+def test_without_a_card_the_cpu_is_offered(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    install(monkeypatch, Cards(problem="there is no driver"))
+    monkeypatch.setattr("llamado.devices.accelerators.has_card", lambda kind: False)
+    found: list[str] = []
+
+    def made(devices: list[Any], _: WorkerOptions) -> Worker:
+        found.extend(device.name for device in devices)
+        raise WorkerError("that will do")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.Worker", made)
+    for given in ((), ("CUDA0",)):
+        with pytest.raises(WorkerError, match="that will do"):
+            run_worker(WorkerOptions(devices=given, threads=1))
+    assert found == ["CPU", "CPU"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "CUDA0: not available (there is no driver); serving CPU instead" in said
+
+
+def test_a_worker_ends_with_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor starts it again; a new process may be able to use the card."""
+    machine = install(monkeypatch, Cards((1 << 20,)))
+    monkeypatch.setattr(Worker, "serve", lambda worker: machine.card().die())
+    monkeypatch.setattr("llamado.rpc.worker.server.signal.signal", lambda *_: None)
+    with pytest.raises(WorkerError, match="device CUDA0 is lost: it has fallen off the bus; start the worker again"):
+        run_worker(WorkerOptions(devices=("CUDA0",), port=0))
+    assert machine.card().closed
+
+
+def test_a_card_serves_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = install(monkeypatch, Cards((1 << 20, 2 << 20)))
+    with running(*Accelerators().devices) as worker, Client(worker) as client:
+        assert client.number(wire.DeviceCount()) == 2
+        assert client.ask(wire.GetDeviceMemory(1)) == wire.DeviceMemory(2 << 20, 2 << 20)
+        sum = Sum(client)
+        sum.write(2, 3)
+        sum.compute()
+        assert sum.result() == {5} and machine.card().computed == 1 and machine.card().used > 0
+        assert client.ask(wire.AllocBuffer(0, 1 << 20)) == wire.AllocResponse(0, 0), "there is less memory left"
+    until(lambda: machine.card().used == 0)
+    for card in machine.opened:
+        card.close()
 
 
 def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fakes import FakeEngine, served
 
-from llamado.devices.device import DeviceFull, DeviceLost
+from llamado.devices.device import DeviceFull, WorkerLost
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
@@ -37,7 +37,7 @@ FAILURES: dict[str, Exception] = {
     "tensor": DeviceFull("RPC0 has no room for 9 GB more"),
     "unreachable": WorkersUnreachable("no response from 127.0.0.1:50052"),
     "refused": ConnectError("connection refused by 127.0.0.1:50052"),
-    "lost": DeviceLost("RPC0", "it closed the connection"),
+    "lost": WorkerLost("RPC0", "it closed the connection"),
 }
 
 

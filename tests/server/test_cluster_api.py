@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -132,12 +134,15 @@ def test_the_view_has_every_field_of_its_devices(engine: FakeEngine) -> None:
     assert here == {
         "device": "CPU", "endpoint": None, "state": "ready", "why": None, "layers": [0], "head": True,
         "holds": "layer 0 and the head",
-        "memory": {"weights": 10, "own_disk": 0, "kv": 20, "compute": 30, "free": 1000, "total": 2000},
+        "memory": {
+            "weights": 10, "own_disk": 0, "kv": 20, "compute": 30, "free": 1000, "total": 2000, "free_now": None,
+        },
         "speed": {"decode": 1e9, "prefill": 2e9},
         "passes_to": ["RPC1[h:2]"],
         "link": {"round_trip": None, "bandwidth": None, "pulse": None},
         "token_seconds": {"compute": 0.01, "link": 0.0, "waiting": 0.002},
         "predicted": {"seconds": 0.009, "bytes": 0, "runs": 1},
+        "utilization": None,
     }  # fmt: skip
     assert body["predicted_seconds"] == 0.012 and far["predicted"]["seconds"] is None
     assert (far["state"], far["why"], far["layers"]) == ("lost", "it reset the connection", [1, 2])
@@ -153,6 +158,20 @@ def test_a_model_that_is_not_split_has_no_devices(engine: FakeEngine) -> None:
     answer = server.ask("GET", "/cluster")
     assert answer.status_code == 200 and answer.json()["devices"] == []
     assert "llamado_worker_" not in server.ask("GET", "/metrics").text
+
+
+def test_memory_and_utilization_of_a_card(engine: FakeEngine) -> None:
+    server = Server(engine)
+    card = replace(HERE, device="CUDA0", memory=replace(HERE.memory, free_now=600), utilization=0.25)
+    server.cluster.now = replace(VIEW, devices=(HERE, card, FAR))
+    shown = server.ask("GET", "/cluster").json()["devices"]
+    assert [one["memory"]["free_now"] for one in shown] == [None, 600, None]
+    assert [one["utilization"] for one in shown] == [None, 0.25, None]
+    text = server.ask("GET", "/metrics").text
+    assert re.findall(r"^llamado_worker_(?:free_now_bytes|utilization_ratio)\{.*$", text, re.MULTILINE) == [
+        'llamado_worker_free_now_bytes{device="CUDA0",endpoint=""} 600.0',
+        'llamado_worker_utilization_ratio{device="CUDA0",endpoint=""} 0.25',
+    ]
 
 
 def test_metrics_have_samples_of_each_device(engine: FakeEngine) -> None:

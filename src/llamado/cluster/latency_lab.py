@@ -59,7 +59,7 @@ class LabWorker:
         """Start the process unless it runs."""
         with self._changed:
             if self._process is None:
-                command = own_command("worker", "-p", str(self._port), "-t", "1")
+                command = own_command("worker", "-p", str(self._port), "-d", "CPU", "-t", "1")
                 self._process = GuardedProcess(
                     command, child_environment(), self._guard, on_line=self._read_line, on_exit=self._ended
                 )

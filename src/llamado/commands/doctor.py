@@ -28,7 +28,7 @@ def run_doctor(flags: ParsedFlags, named: Sequence[str]) -> int:
         what = parse_targets(named)
         models = (*what.models, *(flags.model or ()))
         rpc = tuple(str(Endpoint.parse(text)) for text in [*listed(flags.rpc or []), *what.workers])
-        split = SplitOptions(rpc=rpc, ca=flags.rpc_ca, cert=flags.rpc_cert, key=flags.rpc_key) if rpc else None
+        split = SplitOptions(rpc=rpc, gpus=True, joins=False, ca=flags.rpc_ca, cert=flags.rpc_cert, key=flags.rpc_key)
         slots = flags.parallel
         options = EngineOptions(
             n_ctx=flags.ctx_size,
@@ -49,7 +49,7 @@ def run_doctor(flags: ParsedFlags, named: Sequence[str]) -> int:
             replace(what, models=models),
             options,
             machine,
-            split=split,
+            split=split if rpc else None,
             context_given=flags.ctx_size > 0,
             key=flags.api_key,
             timeout=flags.timeout,

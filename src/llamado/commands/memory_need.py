@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llamado.commands.options import engine_options
@@ -50,6 +51,8 @@ def _need(flags: ParsedFlags) -> int:
     from llamado.models import load_model
 
     options = engine_options(flags)
+    if options.split is not None and not options.split.networked:
+        options = replace(options, split=None)  # the part of graphics cards is not subtracted
     models = [*(flags.model or ()), *([flags.model_url] if flags.model_url else ())]
     source = ModelSource(spec=models[0] if models else None, hf_repo=flags.hf_repo, hf_file=flags.hf_file)
     if is_fetched_whole(source.spec, hf_repo=source.hf_repo):

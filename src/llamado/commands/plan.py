@@ -32,20 +32,25 @@ from llamado.terminal.text import print
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from llamado.devices.accelerators import Accelerators
     from llamado.devices.device import Device
     from llamado.devices.registry import Backend
     from llamado.engine.drafts.sizes import PlannedDraft
-    from llamado.gguf.types import TensorType
+    from llamado.gguf.header import Header
+    from llamado.models.base import Model
 
 _MIB = 1 << 20
 _WIDTH = 150  # columns of output to a pipe or file
 
 AUTO = "auto: least time per token"
+CARDS = "auto: as much as fits the graphics cards"
 MEMORY = "memory: by free memory, as llama.cpp does"
 
 
 def list_devices(flags: ParsedFlags) -> int:
     """Print the devices of this machine and of all workers, as llama.cpp does. Return 1 if a worker does not answer."""
+    from llamado.devices.accelerators import Accelerators
+    from llamado.devices.cards import has_card
     from llamado.devices.registry import DeviceOptions, Unreachable, open_device
 
     split = split_options(flags)
@@ -54,8 +59,15 @@ def list_devices(flags: ParsedFlags) -> int:
     print(f"  CPU: {processor()} ({_memory(here)})", flush=True)
     here.close()
     failed = False
+    accelerators = Accelerators()
+    for device in accelerators.devices:
+        print(f"  {device.name}: {device.details} ({_memory(device)})", flush=True)
+    accelerators.close()
+    for kind, problem in accelerators.problems.items():
+        if has_card(kind):
+            print(f"  {kind.upper()}: not available: {problem}")
     number = 0
-    for worker in _workers(split).connect() if split is not None else ():
+    for worker in _workers(split).connect() if split is not None and split.rpc else ():
         if isinstance(worker, Unreachable):
             print(f"  RPC{number}: {worker.where} (not available: {worker.why})")
             failed, number = True, number + 1
@@ -103,8 +115,9 @@ class Candidate(NamedTuple):
 def plan(flags: ParsedFlags) -> int:
     """Print the placement of the model, and those by other rules. Raises LlamadoError if it does not fit."""
     from llamado.engine.drafts.sizes import planned_draft
+    from llamado.engine.forward.device_pool import without
     from llamado.engine.forward.fitting import context_size, fit, memory_request, read_text, sizes_for
-    from llamado.engine.forward.sizes import usual_weights
+    from llamado.engine.local_devices import with_accelerators
     from llamado.engine.supported import check_supported
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model
@@ -118,12 +131,14 @@ def plan(flags: ParsedFlags) -> int:
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
     header = replace(header, mapped=header.mapped and options.mmap)
-    check_supported(header, workers=options.split is not None)
+    check_supported(header, workers=options.split is not None and options.split.networked)
     model = load_model(header, options.rope)
+    options, accelerators = with_accelerators(options)
     draft = planned_draft(header, options)
-    figures = _figures(options, *usual_weights(header, model))
+    figures = _figures(options, accelerators, header, model)
     if draft is not None:
-        figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve, 0))
+        figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve.cpu, 0))
+        figures = without(figures, draft.reserve.accelerators)
     wanted = memory_request(options)
     n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
@@ -167,24 +182,33 @@ def draft_text(draft: PlannedDraft, n_ctx: int) -> str:
     """Describe the memory and place of a draft model for a context of `n_ctx` tokens."""
     sizes = draft.sizes(n_ctx)
     cache = "" if sizes is None else f", {mib(sum(sizes.kv))} of K/V cache"
+    cpu, cards = draft.reserve
     where = (
         "on the workers of --spec-draft-device"
         if draft.elsewhere
-        else f"on this machine, which reserves {mib(draft.reserve)} of its free memory for it"
+        else f"on this machine, which reserves {mib(cpu or cards)} of its free memory for it"
+        f"{', on graphics cards' if cards else ''}"
     )
     return f"draft model {draft.where} ({draft.kind}): {mib(draft.weights)} of weights{cache}, {where}"
 
 
-def _figures(options: EngineOptions, type: TensorType, width: int) -> list[DeviceFigures]:
-    """Measure this machine's device and those of all workers. Raises WorkersUnreachable, which names the workers."""
+def _figures(options: EngineOptions, accelerators: Accelerators, header: Header, model: Model) -> list[DeviceFigures]:
+    """Measure the CPU, the accelerators, and the devices of all workers. Raises WorkersUnreachable, which names the
+    workers.
+    """
     from llamado.devices.split.measure import measure_all
+    from llamado.engine.forward.device_pool import with_lacks
+    from llamado.engine.forward.fitting import memory_request
+    from llamado.engine.forward.sizes import usual_weights
 
-    devices: list[Device] = [*_workers(options.split).devices()] if options.split is not None else []
-    here = options.device()
+    devices: list[Device] = [options.device(), *accelerators.take()]
     try:
-        return measure_all([here, *devices], type=type, width=width)
+        if options.split is not None and options.split.rpc:
+            devices += _workers(options.split).devices()
+        type, width = usual_weights(header, model)
+        return with_lacks(devices, measure_all(devices, type=type, width=width), model, memory_request(options))
     finally:
-        for device in (here, *devices):
+        for device in devices:
             device.close()
 
 
@@ -205,9 +229,10 @@ def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: Split
         return [Candidate("this machine", alone)]
     given = split.tensor_split
     shares = "/".join(f"{share:g}" for share in given or ())
-    wanted = [(AUTO if given is None else MEMORY if not given else f"--tensor-split {shares}", split)]
+    auto = AUTO if any(device.remote for device in figures) else CARDS
+    wanted = [(auto if given is None else MEMORY if not given else f"--tensor-split {shares}", split)]
     wanted += [
-        (rule, replace(split, tensor_split=other)) for rule, other in ((AUTO, None), (MEMORY, ())) if other != given
+        (rule, replace(split, tensor_split=other)) for rule, other in ((auto, None), (MEMORY, ())) if other != given
     ]
     return [_candidate(rule, sizes, figures, options) for rule, options in wanted]
 

@@ -1,4 +1,4 @@
-"""Options for splitting a model across machines, from flags."""
+"""Options for dividing a model among the CPU, graphics cards and other machines, from flags."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import math
 import re
 from dataclasses import replace
 
+from llamado.devices.accelerators import kind_of
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, ParsedFlags
+from llamado.flags import FLAGS, FlagError, ParsedFlags
 from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layers
 
 _MIN_TIMEOUT = 0.1  # seconds; with less, a busy worker would count as lost
+_JOINING = ("cluster_token", "discover", "lab")
+"""Flags with which workers join a running server."""
+_DEVICE_FLAGS = (
+    "tensor_split", "gpu_layers", "device", "override_tensor", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "split_mode",
+    "main_gpu", "kv_offload",
+)  # fmt: skip
+"""Flags that have no effect where the CPU is the only device."""
 
 
 def workers(given: list[str]) -> tuple[str, ...]:
@@ -33,14 +41,35 @@ def workers(given: list[str]) -> tuple[str, ...]:
 
 
 def split_options(flags: ParsedFlags) -> SplitOptions | None:
-    """Return the options for splitting the model, or None if it stays on this machine. Raises FlagError."""
-    given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
-    # Invalid values are rejected even if they have no effect without workers.
+    """Return the options for dividing the model, or None if it stays on the CPU. Raises FlagError."""
+    given = [key for key in ("rpc", *_JOINING) if flags.values.get(key)]
+    # Invalid values are rejected even if they have no effect.
     tensor_split, n_gpu_layers = _tensor_split(flags.tensor_split), _gpu_layers(flags.gpu_layers)
+    devices, overrides = _devices(flags), (*_overrides(flags.override_tensor or []), *_local_weights(flags))
+    is_single = flags.split_mode == "none" and not devices
     if flags.split_mode == "none" and tensor_split:
         tensor_split = ()  # one device gets all layers, so shares have no meaning
+    if given and flags.split_mode in ("row", "tensor"):
+        raise FlagError(f"-sm/--split-mode {flags.split_mode}: not supported; use layer or none")
+    named = {
+        flag.key: flag.label
+        for flag in FLAGS
+        if flag.key in _DEVICE_FLAGS and flag.key in flags.given and "serve" in flag.commands
+    }
+    local = SplitOptions(
+        gpus=True,
+        joins=False,
+        tensor_split=tensor_split,
+        n_gpu_layers=n_gpu_layers,
+        devices=devices,
+        main_gpu=flags.main_gpu if is_single else None,
+        mode=flags.split_mode,
+        kv_offload=flags.kv_offload,
+        overrides=overrides,
+        given=tuple(named[key] for key in _DEVICE_FLAGS if key in named),
+    )
     if not given:
-        return None
+        return local
     for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):
         if flags.values.get(key):
             others = " and ".join(f"--{other.replace('_', '-')}" for other in given)
@@ -57,12 +86,10 @@ def split_options(flags: ParsedFlags) -> SplitOptions | None:
             )
     if bool(flags.rpc_cert) != bool(flags.rpc_key):
         raise FlagError("--rpc-cert and --rpc-key: give both or none")
-    return SplitOptions(
+    return replace(
+        local,
         rpc=endpoints,
-        tensor_split=tensor_split,
-        n_gpu_layers=n_gpu_layers,
-        devices=_devices(flags),
-        overrides=(*_overrides(flags.override_tensor or []), *_local_weights(flags)),
+        joins=any(key in given for key in _JOINING),
         failover=flags.rpc_failover,
         wait=flags.rpc_wait,
         request_wait=flags.rpc_request_wait,
@@ -76,15 +103,23 @@ def split_options(flags: ParsedFlags) -> SplitOptions | None:
 
 
 def draft_split(flags: ParsedFlags) -> SplitOptions | None:
-    """Return the options for splitting the draft model, or None if it stays on this machine. Raises FlagError."""
+    """Return the options for dividing the draft model, or None if it stays on the CPU: by default it is on the graphics
+    cards of the model. Raises FlagError.
+    """
     devices = listed([flags.spec_draft_device or ""])
     split = split_options(flags)
-    if split is None or not devices or devices == ["none"]:
-        return None
     layers = _gpu_layers(flags.spec_draft_ngl)
+    if split is None or devices == ["none"]:
+        return None
+    if all(kind_of(name) for name in devices):
+        return SplitOptions(gpus=True, joins=False, n_gpu_layers=layers, devices=tuple(devices))
+    if not split.networked:
+        return None
     return replace(
         split,
         devices=tuple(devices),
+        main_gpu=None,
+        given=(),
         n_gpu_layers=ALL_LAYERS if layers is None else layers,
         tensor_split=None,
         overrides=(),
@@ -140,14 +175,12 @@ def _devices(flags: ParsedFlags) -> tuple[str, ...]:
         raise FlagError("-dev/--device: expected names of devices, comma-separated, got an empty text")
     if "none" in given and len(given) > 1:
         raise FlagError("-dev/--device: none cannot be combined with other devices")
-    if flags.split_mode in ("row", "tensor"):
-        raise FlagError(f"-sm/--split-mode {flags.split_mode}: not supported; use layer or none")
     if flags.split_mode == "none" and "none" not in given:
-        n, names = flags.main_gpu, given or [f"RPC{flags.main_gpu}"]
-        if not 0 <= n < (len(given) if given else 10_000):
+        n = flags.main_gpu
+        if n < 0 or (given and n >= len(given)):
             among = f" in --device {','.join(given)}" if given else ""
             raise FlagError(f"-mg/--main-gpu: expected the index of a device, counted from 0{among}, got {n}")
-        return (names[n if given else 0],)
+        return tuple(given[n : n + 1])
     return tuple(given)
 
 
@@ -166,7 +199,7 @@ def _overrides(given: list[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _local_weights(flags: ParsedFlags) -> tuple[tuple[str, str], ...]:
-    """Return overrides that keep experts, or dense feed-forward networks, on this machine."""
+    """Return overrides that keep experts, or dense feed-forward networks, with the CPU."""
     patterns = [EXPERTS] if flags.cpu_moe else []
     for key, weights in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", NETWORKS)):
         n = flags.values[key]

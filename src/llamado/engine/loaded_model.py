@@ -19,12 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from llamado.devices.device import Device
+from llamado.devices.accelerators import LocalDevices
+from llamado.devices.device import Device, DeviceFull, is_accelerator
 from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import check_folder
 from llamado.engine.drafts.drafts import DraftManager
-from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
+from llamado.engine.drafts.load import DraftModel, Reserve, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine
@@ -32,6 +33,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, prompt_memory
 from llamado.engine.forward.graphs import FEW
+from llamado.engine.local_devices import with_accelerators
 from llamado.engine.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failure, Result, Token
@@ -79,7 +81,7 @@ class LoadedModel:
     embedder: Embedder | None = None
     """Computes embeddings; its forward pass is `forward`, or its own."""
     cluster: Topology | None = None
-    """The machines that the model is divided among; None: only this one."""
+    """The devices that the model is divided among; None: only the CPU of this machine."""
     draft: DraftModel | None = None
 
     @classmethod
@@ -97,18 +99,20 @@ class LoadedModel:
         called with the progress of fetching and loading. Raises the packages' errors: SourceError, GgufError,
         UnsupportedModel, InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
         """
-        if options.embeds and options.split is not None:
+        if options.embeds and options.split is not None and options.split.networked:
             raise EngineError("embeddings are computed on this machine only, not by workers")
         rendering.start()  # it starts while the model is loaded
         if not isinstance(source, ModelSource):
             source = ModelSource(spec=os.fspath(source))
         report = progress or (lambda *_: None)
         fetching = f"{FETCHING}{source.name}"
-        workers = options.split is not None
-        path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
-        report("opening the model", 0, 0)
-        memory_request(options)  # reports their errors before the file is opened
         with ExitStack() as opened:
+            options, accelerators = with_accelerators(options)
+            opened.callback(accelerators.close)
+            workers = options.split is not None and options.split.networked
+            path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
+            report("opening the model", 0, 0)
+            memory_request(options)  # reports their errors before the file is opened
             file = GGUFFile.open(path, mmap=options.mmap)
             opened.callback(file.close)
             if options.metadata:
@@ -138,7 +142,9 @@ class LoadedModel:
             forward: Forward
             engine: Engine | NoGeneration
             if options.embeds and not model.generates:
-                forward, embedder = load_embedder(file, model, options, progress, lambda: scales.now)
+                forward, embedder = load_embedder(
+                    file, model, options, progress, lambda: scales.now, accelerators=accelerators
+                )
                 engine = NoGeneration(embedder, options.n_slots, scales)
             else:
                 missing = lacks(file.metadata, tokenizer, options.chat_template)
@@ -149,10 +155,11 @@ class LoadedModel:
                 drafting = open_draft_model(file, tokenizer, model, options)
                 if drafting is not None:
                     opened.callback(drafting.close)
-                reserved = 0 if drafting is None else drafting.reserve()
+                reserve = Reserve(0, 0) if drafting is None else drafting.reserve()
                 features = () if drafting is None else drafting.features
                 here = options.device()
-                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved, features, here)
+                local = LocalDevices(here, accelerators, reserve.accelerators)
+                runner, found, pool = _runner(file, model, options, progress, scales.now, reserve.cpu, features, local)
                 forward = runner
                 opened.callback(runner.close)
                 if drafting is not None:
@@ -167,7 +174,8 @@ class LoadedModel:
                     cluster = Topology(pool, runner, generating.between_steps)
                 if options.embeds:
                     now = lambda: as_scales(generating.lora)  # noqa: E731
-                    _, embedder = load_embedder(file, model, options, progress, now, beside=found)
+                    alone = replace(options, split=None)
+                    _, embedder = load_embedder(file, model, alone, progress, now, beside=found)
             opened.pop_all()
         return cls(
             file,
@@ -329,25 +337,25 @@ def _runner(
     scales: Scales,
     reserved: int,
     features: tuple[int, ...],
-    here: Device,
+    local: LocalDevices,
 ) -> tuple[ModelRunner, Fit, DevicePool | None]:
     """Load the forward pass of a generating model and prepare batches of all sizes. Return it, the fitted context, and
-    the devices it is divided among. `reserved`: bytes of this machine, the device `here`, that are left to others;
-    `features`: see BatchShape.
+    the devices it is divided among. `reserved`: bytes of this machine's memory that are left to others; `features`: see
+    BatchShape.
     """
     from llamado.engine.forward.runner import ModelRunner
 
     wanted = memory_request(options)
-    pool = None
+    pool, here = None, local.cpu
     if options.split is None:
         figures = before_reading(figures_of(here), file)
         found = fit(file, model, wanted, [replace(figures, free=max(figures.free - reserved, 0))], None)
     else:
         from llamado.engine.forward.device_pool import DevicePool
 
-        if progress is not None:
+        if progress is not None and options.split.rpc:
             progress("connecting to workers", 0, 0)
-        pool = DevicePool(options.split, here, file, model, wanted, progress)
+        pool = DevicePool(options.split, local, file, model, wanted, progress)
         found = pool.fit
     for note in found.notes:
         log.warning("%s", note)
@@ -359,7 +367,11 @@ def _runner(
         runner_options = replace(
             runner_options, reconnect=pool.reconnect, replace=pool.replace_lost, wait=pool.split.wait
         )
-    runner = ModelRunner(file, model, devices, runner_options, placement, progress)
+    try:
+        runner = ModelRunner(file, model, devices, runner_options, placement, progress)
+    except DeviceFull as error:
+        advice = "-ngl with fewer layers or a larger --fit-target leaves more memory free"
+        raise DeviceFull(f"{error}; {advice}" if any(map(is_accelerator, devices)) else str(error)) from error
     try:
         drafting = options.draft_kinds and (options.split is None or options.drafts.kinds)
         few = min(max(options.n_slots, 8) if drafting else options.n_slots, FEW)

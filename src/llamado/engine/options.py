@@ -55,8 +55,8 @@ class FitOptions:
     on: bool = True
     """True if anything may be changed; otherwise too little memory is an error."""
     target: tuple[int, ...] = (1 << 30,)
-    """Bytes to leave free on each worker in order, then on this machine; a single value is for each. Less stays free if
-    that is impossible.
+    """Bytes to leave free on each worker in order, then on each accelerator and for the CPU; a single value is for
+    each. Less stays free if that is impossible.
     """
     least_context: int = 4096
     """Least tokens that a context is reduced to."""
@@ -88,7 +88,7 @@ class DraftOptions:
     model: ModelSource | None = None
     """The draft model."""
     split: SplitOptions | None = None
-    """Other machines for the draft model; None: it runs on this machine."""
+    """Other devices for the draft model; None: it runs on the CPU."""
     n_threads: int | None = None
     """None: like the target model."""
     n_threads_batch: int | None = None
@@ -181,9 +181,9 @@ class EngineOptions(SchedulerOptions, CacheOptions):
     chat_template: str | None = None
     """A template, or the name of one, in place of the file's."""
     split: SplitOptions | None = None
-    """Other machines that share the model; None: only this one."""
+    """Other devices that share the model; None: only the CPU of this machine."""
     drafts: DraftOptions = DraftOptions()
-    """Sources of draft tokens; by default only if the model is split."""
+    """Sources of draft tokens; by default only if the model is split over machines."""
     lora: tuple[tuple[str, float], ...] = ()
     """Adapters: path and scale."""
     lora_apply: bool = True
@@ -214,7 +214,8 @@ class EngineOptions(SchedulerOptions, CacheOptions):
         asked = self.drafts
         if asked.kinds is not None:
             return asked.kinds
-        return ("suffix",) + ("draft-simple",) * (asked.model is not None) if self.split or asked.model else ()
+        is_networked = self.split is not None and self.split.networked
+        return ("suffix",) + ("draft-simple",) * (asked.model is not None) if is_networked or asked.model else ()
 
     @property
     def max_batch(self) -> int:
@@ -227,7 +228,7 @@ class EngineOptions(SchedulerOptions, CacheOptions):
         return (self.n_threads or cores()) < cores()
 
     def device(self) -> Device:
-        """Open this machine's device with these threads."""
+        """Open the CPU device with these threads."""
         return open_device(
             "cpu", DeviceOptions(n_threads=self.n_threads, n_threads_batch=self.n_threads_batch, numa=self.numa)
         )

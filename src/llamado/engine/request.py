@@ -436,18 +436,19 @@ class Counters(NamedTuple):
 
 class Fault(NamedTuple):
     """A device the engine waits for: its name, the reason of its loss, and the time of the loss (seconds since
-    1970).
+    1970). `kind`: worker or device.
     """
 
     device: str
     why: str
     since: float
+    kind: str = "worker"
 
     @property
     def message(self) -> str:
         """A message for users."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.since))
-        return f"worker {self.device} is gone since {clock}: {self.why}"
+        return f"{self.kind} {self.device} is gone since {clock}: {self.why}"
 
 
 class Away(NamedTuple):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from llamado.devices.limits import memory
+from llamado.devices import limits
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
 from llamado.engine.forward.fitting import Fit, fit, memory_request, read_text
+from llamado.engine.local_devices import open_accelerators
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
 from llamado.gguf.inspect import size_text
@@ -76,7 +78,7 @@ def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> 
 
     Raises the errors of `check_supported` and `memory_estimate`; no NotEnoughMemory if `options.fit` is off.
     """
-    check_supported(header, workers=options.split is not None)
+    check_supported(header, workers=options.split is not None and options.split.networked)
     try:
         lines = memory_estimate(header, options)
     except NotEnoughMemory as error:
@@ -99,7 +101,7 @@ def memory_estimate(header: Header, options: EngineOptions) -> list[str]:
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
     model = load_model(header, options.rope)
-    figures = _figures(options.split)
+    figures = memory_figures(options.split)
     try:
         found = fit(header, model, memory_request(options), figures, options.split)
     except NotEnoughMemory as error:
@@ -108,18 +110,23 @@ def memory_estimate(header: Header, options: EngineOptions) -> list[str]:
     return [_memory_report(header, found, figures), *found.notes]
 
 
-def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
-    """Return the memory of devices; their speeds, which are not measured for this, are set equal."""
-    here = memory()
+def memory_figures(split: SplitOptions | None) -> list[DeviceFigures]:
+    """Return the memory of devices; their speeds, which are not measured for this, are set equal.
+
+    Raises WorkersUnreachable.
+    """
+    here = limits.memory()
     figures = [DeviceFigures(name="CPU", local=True, free=here.free, total=here.total, decode=1.0)]
-    if split is not None:
-        devices = backend("rpc", split.rpc, DeviceOptions(ca=split.ca, cert=split.cert, key=split.key)).devices()
-        try:
-            figures += [replace(figures_of(device), decode=1.0) for device in devices]
-        finally:
-            for device in devices:
-                device.close()
-    return figures
+    if split is None:
+        return figures
+    with closing(open_accelerators(split)) as accelerators:
+        figures += [replace(figures_of(device), decode=1.0) for device in accelerators.devices]
+    devices = backend("rpc", split.rpc, DeviceOptions(ca=split.ca, cert=split.cert, key=split.key)).devices()
+    try:
+        return figures + [replace(figures_of(device), decode=1.0) for device in devices]
+    finally:
+        for device in devices:
+            device.close()
 
 
 def _memory_report(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:

@@ -31,6 +31,7 @@ _CHAT_FORMATS = {
     "mistral-instruct": "mistral-v1",
     "chatml-function-calling": "chatml",
 }
+_SPLIT_MODES = {0: "none", 1: "layer", 2: "row"}
 _ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}
 _REFUSED = {
     "vocab_only": "a model is loaded as a whole",
@@ -70,9 +71,17 @@ class LlamaArguments(TypedDict, total=False):
     n_threads: int | None
     n_threads_batch: int | None
     n_gpu_layers: int | None
-    """The last layers that go to workers; -1: all of them."""
+    """The last layers that go to graphics cards and workers; -1: all of them, 0 or None: no card is used."""
     tensor_split: Sequence[float] | None
-    """Shares of the workers, in order, and of this machine; None: the least time per token."""
+    """Shares of the workers, of the cards, in order, and of the CPU; None: as much as fits the cards, or with workers
+    the least time per token.
+    """
+    split_mode: int
+    """0: one device takes all layers, 1: layers are divided. 2 (rows) is rejected if there are cards."""
+    main_gpu: int
+    """Number of the device that takes all layers with `split_mode` 0."""
+    offload_kqv: bool
+    """False to keep the KV cache with the CPU."""
     rpc_servers: str | None
     """Workers that share the model: "host:port,host:port"."""
     use_mmap: bool
@@ -110,11 +119,8 @@ class LlamaArguments(TypedDict, total=False):
     verbose: bool
     """False: log errors only. The logger is "llamado"."""
 
-    # no effect on this machine
-    split_mode: int
-    main_gpu: int
+    # no effect
     attention_type: int
-    offload_kqv: bool
     flash_attn: bool
     op_offload: bool | None
     swa_full: bool | None
@@ -211,12 +217,17 @@ def engine_options(given: LlamaArguments) -> EngineOptions:
 
 def _split(given: LlamaArguments) -> SplitOptions | None:
     workers, shares, n_layers = given.get("rpc_servers"), given.get("tensor_split"), given.get("n_gpu_layers")
-    if not workers:
+    if not (workers or n_layers):
         return None
     if problem := share_problem(shares or ()):
         raise LibraryError(f"tensor_split: {problem}")
     return SplitOptions(
-        rpc=tuple(str(Endpoint.parse(text.strip())) for text in workers.split(",") if text.strip()),
+        rpc=tuple(str(Endpoint.parse(text.strip())) for text in (workers or "").split(",") if text.strip()),
+        gpus=bool(n_layers),
+        joins=False,
+        mode=_SPLIT_MODES.get(given.get("split_mode", 1), "layer"),
+        main_gpu=given.get("main_gpu", 0) if given.get("split_mode") == 0 else None,
+        kv_offload=given.get("offload_kqv", True),
         tensor_split=None if shares is None else tuple(shares),
         n_gpu_layers=ALL_LAYERS if n_layers is not None and n_layers < 0 else n_layers,
     )

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.simd import Code, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.kernels.formats import FORMATS
+from llamado.devices.simd import Code, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.types import fp4, iq1, iq2, iq3, iq4, k_quants, legacy, plain, simple, ternary

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import Jit, kernel
-from llamado.devices.cpu.simd import I8, I64, Code, Value, Work
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import I8, I64, Code, Value, Work
 
 Bytes = NDArray[np.uint8]
 

@@ -8,6 +8,7 @@ export interface DeviceMemory {
   compute: number;
   free: number;
   total: number;
+  free_now: number | null;
 }
 
 export interface ReadSpeed {
@@ -47,6 +48,7 @@ export interface DeviceView {
   link: Link;
   token_seconds: TokenTime;
   predicted: PredictedToken;
+  utilization: number | null;
 }
 
 export interface ModelTokenTime {

@@ -68,6 +68,8 @@ function DeviceDetails({ device, number }: { device: DeviceView; number: number 
       <p class="small">
         {formatBytes(used)} {memory.total ? `of ${formatBytes(memory.free)}` : "used"}
         {device.speed.decode !== null && ` · reads ${formatBandwidth(device.speed.decode)}`}
+        {memory.free_now !== null && ` · ${formatBytes(memory.free_now)} free now`}
+        {device.utilization !== null && ` · ${Math.round(100 * device.utilization)}% busy`}
       </p>
     </div>
   );

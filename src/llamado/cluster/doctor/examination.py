@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llamado.client.requests import base
+from llamado.cluster.doctor.cards import examine_cards
 from llamado.cluster.doctor.logs import explain
 from llamado.cluster.doctor.machine import MachineOptions, examine_machine
 from llamado.cluster.doctor.model_files import examine_model
@@ -117,4 +118,5 @@ def examine(
     if machine != MachineOptions() or targets.models or not checked:
         checked.append("this machine")
         findings += examine_machine(machine)
+        findings += examine_cards()
     return Examination(tuple(checked), tuple(findings))

@@ -63,6 +63,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"no TLS with (?:tls://)?(?P<host>[^\s:]+):(?P<port>\d+)", "worker-no-tls"),
     _pattern(r"Remote RPC server crashed or returned malformed response", "worker-lost"),
     _pattern(r"(?:send|recv) failed \(bytes_(?:sent|recv)=", "worker-lost", is_consequence=True),
+    _pattern(r"device CUDA\d+ is (?:lost|gone)|CUDA error: (?!out of memory)|has fallen off the bus", "card-lost"),
+    _pattern(r"CUDA: not used: |ggml_cuda_init: failed to initialize CUDA", "card-unusable"),
     _pattern(r"(?P<worker>\S+) is (?:away|lost)|lost (?:the )?(?:worker|connection)|it closed the connection",
              "worker-lost", is_consequence=True),
     _pattern(r"Unknown command: \d+|Not a worker|it does not keep to the protocol|something else answers there",

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.devices import limits
-from llamado.devices.registry import DeviceOptions, backend
-from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
 from llamado.engine.forward.fitting import MemoryRequest, fit, memory_request, sizes_for
 from llamado.engine.options import EngineOptions, FitOptions, ModelSource
-from llamado.engine.supported import check_supported
+from llamado.engine.supported import check_supported, memory_figures
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import GgufError, MissingBlob, SourceError, TruncatedFile
 from llamado.gguf.header import Header
@@ -105,7 +103,7 @@ def _examine(header: Header, options: EngineOptions, context_given: bool, facts:
         yield finding("architecture", where, f"the architecture is {name!r}", instead=instead)
         return
     try:
-        check_supported(header, workers=options.split is not None)
+        check_supported(header, workers=options.split is not None and options.split.networked)
     except UnsupportedModel as error:
         yield finding("weight-type", where, str(error), **facts)
         return
@@ -123,21 +121,13 @@ def _examine(header: Header, options: EngineOptions, context_given: bool, facts:
 
 
 def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
-    """Return the memory of this machine and of reachable workers. Another check reports unreachable ones."""
-    here = limits.memory()
-    figures = [DeviceFigures(name="CPU", local=True, free=here.free, total=here.total, decode=1.0)]
-    if split is None:
-        return figures
-    options = DeviceOptions(ca=split.ca, cert=split.cert, key=split.key)
+    """Return the memory of the CPU, of graphics cards and of reachable workers. Another check reports unreachable
+    ones.
+    """
     try:
-        devices = backend("rpc", split.rpc, options).devices()
+        return memory_figures(split)
     except LlamadoError:
-        return figures
-    try:
-        return figures + [replace(figures_of(device), decode=1.0) for device in devices]
-    finally:
-        for device in devices:
-            device.close()
+        return memory_figures(None if split is None else replace(split, rpc=()))
 
 
 def memory_findings(

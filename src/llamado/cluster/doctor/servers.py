@@ -26,6 +26,7 @@ from llamado.cluster.doctor.probes import (
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.cluster.doctor.workers import endpoint_of
 from llamado.cluster.greeting import HelloResult, probe_hello
+from llamado.devices.accelerators import kind_of
 from llamado.outgoing import Maybe, fit, open_client, read_json
 
 _LATE = 2.0
@@ -188,8 +189,12 @@ def _stopped_answering(server: _Server, found: str) -> Finding:
 
 
 def _worker_lost(server: _Server, symptom: str, worker: str, found: str) -> Finding:
-    """Return the finding of a lost worker that a server reports as `RPC0[host:port]`."""
+    """Return the finding of a lost worker that a server reports as `RPC0[host:port]`, or of a lost card of its machine
+    (`CUDA0`).
+    """
     endpoint = endpoint_of(worker)
+    if kind_of(worker) is not None:
+        return finding("card-lost", server.url, found)
     if endpoint is None:
         return finding(symptom, server.url, found)
     # A loopback address is relative to the server's machine.

@@ -495,6 +495,49 @@ SYMPTOMS: dict[str, Symptom] = {
         "each connection is an open file",
         ("ulimit -n 65536   # systemd: LimitNOFILE=65536",),
     ),
+    # --- graphics cards
+    "card-no-driver": Symptom(
+        "A graphics card has no driver",
+        "PCI devices: an NVIDIA card without its kernel module",
+        "the NVIDIA driver is not installed, or another driver (nouveau) has the card",
+        ("sudo ubuntu-drivers install   # or your distribution's NVIDIA driver package; then restart the machine",),
+    ),
+    "card-old-driver": Symptom(
+        "The driver of a graphics card is too old",
+        "the driver's version",
+        "the installed NVIDIA driver lacks what llamado's kernels need",
+        ("nvidia-smi   # prints the version; install a newer driver, then restart the machine",),
+    ),
+    "card-forbidden": Symptom(
+        "No permission to use a graphics card",
+        "device files below /dev: open for reading and writing",
+        "the files belong to a group that this user is not in, or a container does not have them",
+        ("sudo usermod -aG video,render $(whoami)   # then log in again; containers: docker run --gpus all",),
+    ),
+    "cards-hidden": Symptom(
+        "CUDA_VISIBLE_DEVICES hides all graphics cards",
+        "the environment of this process",
+        "the variable is empty, -1, or names cards that this machine does not have",
+        ("unset CUDA_VISIBLE_DEVICES   # in the environment of the server: its unit, container or shell",),
+    ),
+    "card-unusable": Symptom(
+        "A graphics card cannot be used",
+        "open every card",
+        "see the message; the kernel's log has details",
+        ("sudo dmesg | grep -iE 'nvrm|xid'   # until it works, --device none uses the CPU without this message",),
+    ),
+    "card-in-use": Symptom(
+        "Other processes hold the memory of a graphics card",
+        "free memory of every card",
+        "another server or a desktop program uses the card; layers that do not fit stay with the CPU",
+        ("nvidia-smi   # lists the processes; end those that you do not need, or choose cards with --device CUDA1",),
+    ),
+    "card-lost": Symptom(
+        "A graphics card was lost during work",
+        "URL: a device of the server's own machine in /health; LOGFILE",
+        "the card failed (overheating, power, a bus error), or its memory ran out; other devices have its layers",
+        ("sudo dmesg | grep -i xid   # on the server's machine; restart the server once the card works again",),
+    ),
     # --- logs
     "crash": Symptom(
         "The process crashed",
@@ -545,6 +588,7 @@ _SECTIONS = {
     "worker-refused": "Workers",
     "no-file": "Model files",
     "port-taken": "This machine",
+    "card-no-driver": "Graphics cards",
     "crash": "Logs",
 }
 """Headings of the page, by the first symptom below each."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.commands.bench.speed import TestLengths, measured_model, whole_numbers
+from llamado.commands.bench.speed import TestLengths, devices_text, measured_model, whole_numbers
 from llamado.flags import FlagError, ParsedFlags
 from llamado.models.memory import Span
 from llamado.models.memory.pool import align
@@ -134,14 +134,16 @@ def bench_batches(flags: ParsedFlags) -> int:
                     both = [measure(llama.forward, pp, tg, pl) for _ in range(flags.repetitions)]
                     medians = [statistics.median(times) for times in zip(*both, strict=True)]
                     results.append(BatchResult.of(pp, tg, pl, medians[0], medians[1]))
+        device = devices_text(llama)
     if flags.output == "json":
-        print(json.dumps([{"model": source.name, **asdict(r)} for r in results], indent=2))
+        print(json.dumps([{"model": source.name, "device": device, **asdict(r)} for r in results], indent=2))
         return 0
-    print("| model | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |")
-    print(f"|---|{'---:|' * 10}")
+    print("| model | device | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |")
+    print(f"|---|---|{'---:|' * 10}")
     for r in results:
         times = [f"{seconds:.3f} | {rate:.2f}" for seconds, rate in ((r.t_pp, r.speed_pp), (r.t_tg, r.speed_tg))]
         print(
-            f"| {source.name} | {r.pp} | {r.tg} | {r.pl} | {r.n_kv} | {' | '.join(times)} | {r.t:.3f} | {r.speed:.2f} |"
+            f"| {source.name} | {device} | {r.pp} | {r.tg} | {r.pl} | {r.n_kv} | {' | '.join(times)} | {r.t:.3f} "
+            f"| {r.speed:.2f} |"
         )
     return 0

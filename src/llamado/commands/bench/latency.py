@@ -154,7 +154,7 @@ def predicted(rows: Sequence[Row], row: Row, *, both_ways: bool) -> float:
 @contextmanager
 def own_workers(n: int) -> Iterator[list[Endpoint]]:
     """Start `n` workers of one thread on this machine, and stop them on exit. Raises LatencyError."""
-    command = own_command("worker", "-p", "0", "-t", "1")
+    command = own_command("worker", "-p", "0", "-d", "CPU", "-t", "1")
     running: list[subprocess.Popen[str]] = []
     try:
         for _ in range(n):
@@ -312,7 +312,7 @@ def compared_of(flags: ParsedFlags) -> list[str]:
 
 def split_for(given: SplitOptions | None, endpoints: Sequence[str], *, even: bool) -> SplitOptions:
     """Divide the model among this machine and the workers at `endpoints`."""
-    split = SplitOptions(rpc=tuple(endpoints)) if given is None else replace(given, rpc=tuple(endpoints))
+    split = SplitOptions(rpc=tuple(endpoints)) if given is None else replace(given, rpc=tuple(endpoints), gpus=False)
     return replace(split, tensor_split=(1.0,) * (len(endpoints) + 1)) if even else split
 
 
@@ -336,6 +336,8 @@ def bench_latency(flags: ParsedFlags) -> int:
         raise FlagError("--compare drafts: --spec-type none disables drafts")
     if "ring" in compared and flags.rpc_ring == "off":
         raise FlagError("--compare ring: --rpc-ring off disables the ring")
+    if base.split is not None and not base.split.rpc:
+        base = replace(base, split=None)
     given = None if base.split is None else [Endpoint.parse(text) for text in base.split.rpc]
     if given is not None and any(endpoint.tls for endpoint in given):
         raise FlagError("--latency: graph commands inside TLS cannot be delayed; use workers without tls://")

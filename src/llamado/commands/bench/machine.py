@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from llamado.devices import limits
-from llamado.devices.cpu.jit import Jit, kernel
-from llamado.devices.cpu.kernels.activations import TILE
-from llamado.devices.cpu.kernels.matmul import InterleavedColumns
-from llamado.devices.cpu.kernels.tiles.matmul import Tiles
-from llamado.devices.cpu.simd import Code, Type, Work
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.kernel import kernel
+from llamado.devices.kernels.activations import TILE
+from llamado.devices.kernels.matmul import InterleavedColumns
+from llamado.devices.kernels.tiles.matmul import Tiles
+from llamado.devices.simd import Code, Type, Work
 
 MEMORY_BYTES = 1 << 30
 """Minimum bytes to read to measure memory instead of a cache."""

@@ -238,10 +238,18 @@ def _profile(llama: LoadedModel, n: int, start: int) -> list[ProfileRow]:
     return sorted(parts.values(), key=lambda part: part.work + part.wait, reverse=True)
 
 
+def devices_text(llama: LoadedModel) -> str:
+    """Return the names of the devices with layers or the head, such as "CPU + CUDA0"."""
+    if llama.cluster is None:
+        return "CPU"
+    return " + ".join(one.device for one in llama.cluster.view().devices if one.layers or one.head)
+
+
 def bench(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     with measured_model(flags, lengths.longest) as (source, _, llama):
+        device = devices_text(llama)
         results: list[TestResult] = []
         profiles: dict[str, list[ProfileRow]] = {}
         for depth in lengths.depths:
@@ -250,19 +258,19 @@ def bench(flags: ParsedFlags) -> int:
                 profiles |= {test_name("pp", n, depth): _profile(llama, n, depth) for n in lengths.prompts}
                 profiles |= {test_name("tg", n, depth): _profile(llama, 1, depth + n - 1) for n in lengths.generations}
     if flags.output == "json":
-        rows = [{"model": source.name, **asdict(r)} for r in results]
+        rows = [{"model": source.name, "device": device, **asdict(r)} for r in results]
         for row in rows:
             if profile := profiles.get(str(row["test"])):
                 row["profile"] = [part._asdict() for part in profile]
         print(json.dumps(rows, indent=2))
         return 0
-    print("| model | test | tokens/s | weights GB/s | GOP/s |")
-    print("|---|---:|---:|---:|---:|")
+    print("| model | device | test | tokens/s | weights GB/s | GOP/s |")
+    print("|---|---|---:|---:|---:|---:|")
     for r in results:
         read = "" if r.gigabytes_per_second is None else f"{r.gigabytes_per_second:.2f}"
         computed = "" if r.gigaops_per_second is None else f"{r.gigaops_per_second:.1f}"
         rate = f"{r.tokens_per_second:.2f} ± {r.deviation:.2f}"
-        print(f"| {source.name} | {r.test} | {rate} | {read} | {computed} |")
+        print(f"| {source.name} | {device} | {r.test} | {rate} | {read} | {computed} |")
     for test, profile in profiles.items():
         print(f"\n| {test}: operation | times | work ms | wait ms | share |")
         print("|---|---:|---:|---:|---:|")

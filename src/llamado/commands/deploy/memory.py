@@ -51,9 +51,13 @@ def planned_memory(deployment: Deployment, target: str) -> PlannedMemory:
     add_flags(parser, "serve")
     rpc = ["--rpc", ",".join(names)] if names else []
     options = engine_options(parse(parser, "serve", [*deployment.serve, *rpc], {})[0])
-    split = options.split
+    split = options.split if names else None
     if split is not None and not split.tensor_split:
         split = replace(split, tensor_split=(1.0,) * (len(names) + 1))
+    draft_split = options.drafts.split
+    if draft_split is not None and not draft_split.networked:
+        options = replace(options, drafts=replace(options.drafts, split=None))
+    options = replace(options, split=split)
     with GGUFFile.open(model_file(deployment, target)) as file:
         header = file.header
     if options.metadata:
@@ -66,7 +70,7 @@ def planned_memory(deployment: Deployment, target: str) -> PlannedMemory:
     if (draft_model := options.drafts.model) is not None:
         file_of(draft_model.name)  # raises SourceError if its header would have to be fetched
     draft = planned_draft(header, options)
-    needed = local.memory + found.sizes.embedding + (0 if draft is None else draft.reserve) + _SERVER
+    needed = local.memory + found.sizes.embedding + (0 if draft is None else draft.reserve.cpu) + _SERVER
     # The prompt cache grows to half of the limit, or to the size of its flag if that is smaller.
     prompts = needed if options.cache_ram < 0 else min(options.cache_ram << 20, needed)
     clients = 1 if deployment.leader_worker_set else deployment.replicas

@@ -117,6 +117,7 @@ class ImatrixCollector:
 
 
 def _process_text(options: ImatrixOptions, collector: ImatrixCollector) -> None:
+    from llamado.devices.accelerators import Accelerators, LocalDevices
     from llamado.devices.registry import DeviceOptions, open_device
     from llamado.devices.split.placement import SplitOptions
     from llamado.engine.forward.device_pool import DevicePool
@@ -147,7 +148,7 @@ def _process_text(options: ImatrixOptions, collector: ImatrixCollector) -> None:
         if options.rpc:
             split = SplitOptions(rpc=options.rpc, tensor_split=())  # by memory, so that each worker gets layers
             wanted = memory_request(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
-            pool = DevicePool(split, devices[0], file, model, wanted)
+            pool = DevicePool(split, LocalDevices(devices[0], Accelerators.none()), file, model, wanted)
             devices, placement = pool.devices, pool.fit.placement
         # Weights of layers need no logits. All rows are output, because the last layer computes output rows only.
         output = Output.LOGITS if options.perplexity or options.head else Output.HIDDEN

@@ -29,11 +29,12 @@ _CLUSTER = {
             "holds": "",
             "why": "",
             "layers": [0],
-            "memory": {"weights": 0.0, "kv": 0.0, "compute": 0.0, "own_disk": 0.0, "free": 0.0},
+            "memory": {"weights": 0.0, "kv": 0.0, "compute": 0.0, "own_disk": 0.0, "free": 0.0, "free_now": Maybe(0.0)},
             "speed": {"decode": Maybe(0.0)},
             "link": {"pulse": Maybe(0.0), "round_trip": Maybe(0.0), "bandwidth": Maybe(0.0)},
             "token_seconds": _TOKEN,
             "passes_to": ["?"],
+            "utilization": Maybe(0.0),
         }
     ],
     "events": [{"at": 0.0, "kind": "?", "device": "?", "what": ""}],
@@ -125,6 +126,16 @@ def _trip(device: Device) -> float | None:
     return trip
 
 
+def _free(device: Device) -> float:
+    """Return the free bytes: at present where they are known, otherwise before the model was loaded."""
+    memory = device["memory"]
+    return float(memory["free"] if memory["free_now"] is None else memory["free_now"])
+
+
+def _busy(device: Device) -> str:
+    return "" if device["utilization"] is None else f"{device['utilization']:.0%}"
+
+
 def _state(device: Device) -> Text:
     return Text(device["state"], style=_COLORS.get(device["state"], ""))
 
@@ -147,7 +158,8 @@ COLUMNS = (
     Column("state", _state, lambda d: d["state"], right=False),
     Column("layers", _holds, lambda d: d["layers"] or [1 << 30], right=False),
     Column("memory", lambda d: _size(_used(d)), lambda d: -_used(d)),
-    Column("free", lambda d: _size(d["memory"]["free"]), lambda d: -d["memory"]["free"]),
+    Column("free", lambda d: _size(_free(d)), lambda d: -_free(d)),
+    Column("busy", _busy, lambda d: -(d["utilization"] or 0.0)),
     Column("reads", lambda d: _or_nothing(d["speed"]["decode"], _rate), lambda d: -(d["speed"]["decode"] or 0)),
     Column("round trip", lambda d: "" if _trip(d) is None else _ms(_trip(d) or 0.0), lambda d: -(_trip(d) or 0)),
     Column("link", lambda d: _or_nothing(d["link"]["bandwidth"], _rate), lambda d: -(d["link"]["bandwidth"] or 0)),
@@ -158,7 +170,7 @@ COLUMNS = (
 """Columns of the table of devices. Numbers sort in descending order."""
 
 
-_OPTIONAL = ("reads", "link", "free", "round trip", "memory", "waiting", "on link", "compute")
+_OPTIONAL = ("busy", "reads", "link", "free", "round trip", "memory", "waiting", "on link", "compute")
 """Columns to omit on a narrow terminal, in this order."""
 
 
@@ -169,7 +181,8 @@ class _Devices:
         self._devices, self._sort, self._reverse = devices, sort, reverse
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = list(COLUMNS)
+        is_metered = any(device["utilization"] is not None for device in self._devices)
+        columns = [column for column in COLUMNS if column.name != "busy" or is_metered]
         unlimited = options.update(max_width=10_000)
         for name in _OPTIONAL:
             if self._table(columns, _LAYERS_WIDTH).__rich_measure__(console, unlimited).maximum <= options.max_width:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from llamado.devices.split.filling import supported
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, check_memory, predict
 
 
@@ -31,6 +32,7 @@ def replace_lost(
         for layer in lost:
             spread = _move_run(sizes, figures, spread, [layer], alive)
         best = min(best, spread, key=lambda move: _cost(sizes, figures, move, alive))
+    best = supported(figures, best)
     check_memory(sizes, figures, best)
     return best
 
@@ -68,14 +70,17 @@ def _move_head(
 
 def _cost(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, alive: Sequence[int]
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Cost of a placement, compared in order: missing bytes; then seconds per token and runs, or, if speeds are
-    unknown, runs and the negated least free memory.
+    unknown, the parts that are with the CPU although there are accelerators, runs, and the negated least free memory.
     """
     shares = [(figures[i], share) for i, share in enumerate(predict(sizes, figures, placement).shares) if i in alive]
     missing = sum(max(0.0, share.memory - device.room) for device, share in shares)
     n_runs = len(placement.stages)
     if all(figures[i].decode for i in alive):
-        return missing, sum((share.seconds or 0.0) + share.link_seconds for _, share in shares), n_runs
+        return missing, sum((share.seconds or 0.0) + share.link_seconds for _, share in shares), n_runs, 0.0
     free = min((device.room - share.memory for device, share in shares if share.memory), default=0.0)
-    return missing, n_runs, -free
+    on_cpu = 0
+    if any(figures[i].accelerator for i in alive):
+        on_cpu = sum(figures[i].local for i in (*placement.layers, placement.head))
+    return missing, on_cpu, n_runs, -free

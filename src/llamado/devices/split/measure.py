@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
-from llamado.devices.device import Buffer, Device
+from llamado.devices.device import Buffer, Device, is_accelerator
 from llamado.devices.split.placement import DeviceFigures
 from llamado.ggml.graph import Graph, mul_mat, new_tensor, view_1d
 from llamado.ggml.tensor import Tensor
@@ -37,7 +38,14 @@ _THIS_MACHINE = ""
 def figures_of(device: Device) -> DeviceFigures:
     """Name and memory of a device, without speeds."""
     free, total = device.memory()
-    return DeviceFigures(name=device.name, local=device.local, free=free, total=total, links=device.links)
+    return DeviceFigures(
+        name=device.name,
+        local=device.local,
+        accelerator=is_accelerator(device),
+        free=free,
+        total=total,
+        links=device.links,
+    )
 
 
 def measure_all(
@@ -87,16 +95,12 @@ def measure(
     def rate(n_bytes: int, seconds: float) -> float:
         return n_bytes / max(seconds - nothing, _LEAST_SHARE * seconds, 1e-9)
 
-    return DeviceFigures(
-        name=figures.name,
-        local=figures.local,
-        free=figures.free,
-        total=figures.total,
+    return replace(
+        figures,
         decode=rate(trial.one_bytes, decode),
         prefill=rate(trial.many_bytes, prefill),
         round_trip=0.0 if figures.local else nothing,
         bandwidth=bandwidth,
-        links=figures.links,
     )
 
 

@@ -1,7 +1,8 @@
 """Layer placement and its costs: arithmetic on sizes and speeds, without models and sockets.
 
 A model is a row of layers with the head (the output matrix and its norm) behind the last one. Each device takes a run
-of them, chosen by `rules`; the embedding stays on this machine, because a token needs only one row of it.
+of them, chosen by `rules`; the embedding stays with the CPU, because a token needs only one row of it. Accelerators of
+this machine (graphics cards) are devices beside the CPU, with memory of their own and a short link.
 
 Times are those of one sequence in decode: a device reads its weights (only the chosen experts) and the cache once per
 token, so its time is their bytes divided by its read rate. Each run on another machine adds a round trip and the
@@ -24,7 +25,7 @@ from llamado.devices.registry import DeviceOptions
 from llamado.ggml.role import ModelPart, Role
 
 ALL_LAYERS = 2**31 - 1
-"""As `n_gpu_layers`: every layer and the head go to the workers."""
+"""As `n_gpu_layers`: every layer and the head go to workers and accelerators."""
 
 _MIB = 1 << 20
 
@@ -49,12 +50,26 @@ class SplitOptions:
 
     rpc: tuple[str, ...] = ()
     """Endpoints of workers, in order."""
+    gpus: bool = False
+    """True to use the accelerators of this machine."""
+    joins: bool = True
+    """False if there will be no other devices than those of this machine and of `rpc`: no worker can join."""
     tensor_split: tuple[float, ...] | None = None
     """Proportions; None: the least time per token (auto), empty: by free memory."""
     n_gpu_layers: int | None = None
-    """The last layers that go to workers, with the head counted as one more; None: as `tensor_split` decides."""
+    """The last layers that go to workers and accelerators, with the head counted as one more; None: as `tensor_split`
+    decides.
+    """
     devices: tuple[str, ...] = ()
-    """Names of the devices that take layers, in order; ("none",): no worker; empty: all."""
+    """Names of the devices that take layers, in order; ("none",): only the CPU; empty: all."""
+    main_gpu: int | None = None
+    """Number of the only device that takes layers, counted over workers and then accelerators; None: all of them."""
+    mode: str = "layer"
+    """The value of --split-mode; "row" and "tensor" are rejected where several devices could share layers."""
+    kv_offload: bool = True
+    """False to keep the KV cache of all layers with the CPU, which then computes attention."""
+    given: tuple[str, ...] = ()
+    """Flags of the user that have no effect if there is no other device than the CPU."""
     overrides: tuple[tuple[str, str], ...] = ()
     """Regular expressions of tensor names, and the device for the weights they match; the first match counts."""
     failover: float | None = None
@@ -72,6 +87,11 @@ class SplitOptions:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+
+    @property
+    def networked(self) -> bool:
+        """True if workers have or may get a part of the model."""
+        return bool(self.rpc) or self.joins
 
     def device_options(self, files: Sequence[Path] = ()) -> DeviceOptions:
         """Return the options for connecting to workers. `files`: the files the weights are from."""
@@ -154,7 +174,9 @@ class DeviceFigures:
 
     name: str
     local: bool
-    """On this machine: no link, and the embedding is here."""
+    """The CPU of this machine: no link, and the embedding is here."""
+    accelerator: bool = False
+    """A device of this machine with memory of its own, such as a graphics card."""
     free: int
     total: int
     """Bytes of memory; both 0 if the device does not report them."""
@@ -168,6 +190,13 @@ class DeviceFigures:
     """Bytes per second of the link; None: no link."""
     links: bool = False
     """True if it can pass results directly to other devices that can, too."""
+    lacks: Mapping[int, str] = field(default_factory=dict, hash=False)
+    """Layers that it cannot run, and the reason; the head counts as the layer behind the last one."""
+
+    @property
+    def remote(self) -> bool:
+        """True for a device of another process."""
+        return not (self.local or self.accelerator)
 
     @property
     def room(self) -> float:
@@ -206,13 +235,19 @@ class Stage(NamedTuple):
 class Placement:
     """Device numbers of each layer (with its part of the cache), the head and the embedding.
 
-    `overrides` are patterns of the names of single weights that are on other devices.
+    `overrides` are patterns of the names of single weights that are on other devices. `cache`: the device of the whole
+    cache, if it is not with the layers.
     """
 
     layers: tuple[int, ...]
     head: int
     embedding: int = 0
     overrides: tuple[tuple[str, int], ...] = ()
+    cache: int | None = None
+
+    def cache_of(self, layer: int) -> int:
+        """Return the device of a layer's part of the cache."""
+        return self.layers[layer] if self.cache is None else self.cache
 
     def device_of(self, role: Role) -> int:
         """Return the device of a weight in a role. Shared weights are beside the embedding, and wherever else they are
@@ -248,7 +283,9 @@ class Placement:
     @property
     def devices(self) -> tuple[int, ...]:
         """Devices that compute or hold anything, including the embedding, in ascending order."""
-        return tuple(sorted({*self.layers, self.head, self.embedding, *(device for _, device in self.overrides)}))
+        caches = () if self.cache is None else (self.cache,)
+        overrides = (device for _, device in self.overrides)
+        return tuple(sorted({*self.layers, self.head, self.embedding, *caches, *overrides}))
 
 
 @dataclass(frozen=True)
@@ -292,8 +329,9 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
     kv_read = sizes.kv_read or (0,) * sizes.n_layer
     for layer, device in enumerate(placement.layers):
         weights[device] += sizes.layers[layer]
-        kv[device] += sizes.kv[layer]
-        read[device] += layers_read[layer] + kv_read[layer]
+        read[device] += layers_read[layer]
+        kv[placement.cache_of(layer)] += sizes.kv[layer]
+        read[placement.cache_of(layer)] += kv_read[layer]
     weights[placement.head] += sizes.head
     read[placement.head] += sizes.head
     stages = placement.stages
@@ -327,7 +365,7 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
     for i, device_figures in enumerate(figures):
         layers = tuple(layer for layer, device in enumerate(placement.layers) if device == i)
         head = placement.head == i
-        compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
+        compute = (sizes.compute if layers or head or weights[i] or kv[i] else 0) + (sizes.head_compute if head else 0)
         seconds = 0.0 if not read[i] else device_figures.read_seconds(read[i]) if device_figures.decode else None
         shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i], carried[i], runs[i]))
     known = [share.seconds for share in shares if share.seconds is not None]
@@ -347,14 +385,27 @@ def moved_weights(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, W
     return [(role, size) for role, size in sizes.tensors.items() if placement.device_of(role) != _host(placement, role)]
 
 
-def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> None:
-    """Raise `NotEnoughMemory` if a device has less memory than a placement needs there."""
+def fits(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> bool:
+    """Return True if every device has the memory that a placement needs there."""
+    shares = predict(sizes, figures, placement).shares
+    return all(share.memory <= device.room for device, share in zip(figures, shares, strict=True))
+
+
+def check_memory(
+    sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, *, most: int | None = None
+) -> None:
+    """Raise `NotEnoughMemory` if a device has less memory than a placement needs there.
+
+    `most`: the largest `n_gpu_layers` with which accelerators have room.
+    """
     shares = predict(sizes, figures, placement).shares
     short = [(device, share) for device, share in zip(figures, shares, strict=True) if share.memory > device.room]
     if not short:
         return
     alone = len(figures) == 1
     helps = ["another machine (--rpc HOST:PORT)" if alone else "another --tensor-split, one more worker (--rpc)"]
+    if most is not None:
+        helps = [f"-ngl {most} (the most that fits)"]
     if all(share.weights < device.room for device, share in short):  # otherwise no cache is small enough
         helps = ["a smaller context (-c)", "a smaller K/V cache (-ctk q8_0 -ctv q8_0)", *helps]
     helps.append("a smaller quantization of the model")
@@ -389,6 +440,13 @@ def describe_parts(placement: Placement) -> dict[int, str]:
         parts = [f"layer{'' if one else 's'} {' and '.join(runs)}"] if runs else []
         texts[device] = " and ".join([*parts, *(["the head"] if device in heads else [])])
     return texts
+
+
+def describe_layers(layers: Sequence[int]) -> str:
+    """Describe ascending layers as runs, such as "layers 0 to 3 and 8"."""
+    bounds = [0, *(i for i in range(1, len(layers)) if layers[i] != layers[i - 1] + 1), len(layers)]
+    runs = [f"{layers[a]} to {layers[b - 1]}" if b > a + 1 else f"{layers[a]}" for a, b in pairwise(bounds) if a < b]
+    return f"layer{'' if len(layers) == 1 else 's'} {' and '.join(runs)}"
 
 
 def mib(n: float) -> str:

@@ -1,6 +1,7 @@
 """Rules that divide a model's layers among devices: by free memory, by given proportions, or by the time of a token.
 
-`place` applies the user's options; see `placement` for the parts of a model and their costs.
+`place` applies the user's options; see `placement` for the parts of a model and their costs, and `filling` for the rule
+of graphics cards.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
+from llamado.devices.split.filling import filled, supported
 from llamado.devices.split.placement import (
     DeviceFigures,
     ModelSizes,
@@ -22,69 +24,11 @@ from llamado.devices.split.placement import (
     mib,
     moved_weights,
 )
+from llamado.devices.split.shares import by_memory, by_ratio, local_device, workers
 
 
 class UnknownDevice(DeviceError):
     """A flag names a device that does not exist."""
-
-
-def local_device(figures: Sequence[DeviceFigures]) -> int:
-    """The device of this machine, which has the embedding; the first device if none is local."""
-    return next((i for i, device in enumerate(figures) if device.local), 0)
-
-
-def workers(figures: Sequence[DeviceFigures]) -> tuple[int, ...]:
-    """The devices that take layers by default: those of other machines, or all devices if there are no others."""
-    return tuple(i for i, device in enumerate(figures) if not device.local) or tuple(range(len(figures)))
-
-
-def by_ratio(
-    sizes: ModelSizes,
-    figures: Sequence[DeviceFigures],
-    ratios: Sequence[float],
-    order: Sequence[int] | None = None,
-    n_gpu_layers: int | None = None,
-) -> Placement:
-    """Place layers in proportion to `ratios` on the devices `order` (default: the workers, then this machine if there
-    is one ratio more).
-
-    The rule is llama.cpp's (`load_tensors` in llama-model.cpp): of the last `n_gpu_layers` of the layers and the head,
-    item i of n goes to the first device whose cumulative share is above i / n, in single precision. Missing ratios are
-    0, excess ones have no effect. Everything before these items is on this machine.
-    """
-    home = local_device(figures)
-    if order is None:
-        order = workers(figures)
-        if len(ratios) > len(order) and home not in order:
-            order = (*order, home)
-    n_items = sizes.n_layer + 1
-    n = n_items if n_gpu_layers is None else min(n_gpu_layers, n_items)
-    shares = np.zeros(len(order), np.float32)
-    given = np.asarray(ratios[: len(order)], np.float32)
-    shares[: len(given)] = given
-    if not n or not order or not shares.sum():
-        return Placement((home,) * sizes.n_layer, home, home)
-    bounds = np.cumsum(shares, dtype=np.float32)
-    bounds /= bounds[-1]
-    items = np.arange(n, dtype=np.float32) / np.float32(n)
-    taken = [order[i] for i in np.searchsorted(bounds, items, side="right").tolist()]
-    devices = [home] * (n_items - n) + taken
-    return Placement(tuple(devices[:-1]), devices[-1], home)
-
-
-def by_memory(
-    sizes: ModelSizes,
-    figures: Sequence[DeviceFigures],
-    order: Sequence[int] | None = None,
-    n_gpu_layers: int | None = None,
-) -> Placement:
-    """Place layers in proportion to free memory, llama.cpp's default (see `by_ratio`).
-
-    A device that does not report its memory counts as having this machine's.
-    """
-    order = workers(figures) if order is None else order
-    here = figures[local_device(figures)].free
-    return by_ratio(sizes, figures, [figures[i].free or here for i in order], order, n_gpu_layers)
 
 
 def fastest(
@@ -244,6 +188,10 @@ def place(
     """
     present = tuple(range(len(figures))) if among is None else tuple(among)
     home = local_device(figures)
+    overrides = tuple(
+        (pattern, device) for pattern, name in options.overrides if (device := selected(figures, [name])[0]) in present
+    )
+    base = Placement((home,) * sizes.n_layer, home, home, overrides, None if options.kv_offload else home)
     ratios = options.tensor_split
     n_gpu_layers = options.n_gpu_layers
     chosen = sharing(figures, options)
@@ -256,7 +204,9 @@ def place(
         )
     order = tuple(i for i in chosen if i in present)
     if not order:
-        placement = Placement((home,) * sizes.n_layer, home, home)
+        placement = base
+    elif ratios is None and not any(figures[i].remote for i in order):
+        placement = filled(sizes, figures, order, n_gpu_layers, base)
     elif ratios is None:
         placement = fastest(sizes, figures, order, n_gpu_layers)
     elif not ratios:
@@ -266,8 +216,9 @@ def place(
         kept = [padded[place] for place, i in enumerate(chosen) if i in present]
         # If only devices with share 0 remain, they share evenly.
         placement = by_ratio(sizes, figures, kept if any(kept) else [1.0] * len(kept), order, n_gpu_layers)
-    overrides = [(pattern, selected(figures, [name])[0]) for pattern, name in options.overrides]
-    placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
+    placement = replace(supported(figures, placement), cache=base.cache)
+    if overrides:
+        placement = override(sizes, placement, overrides)
     check_memory(sizes, figures, placement)
     return placement
 
@@ -299,6 +250,12 @@ def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[in
     """
     if options.devices:
         return selected(figures, options.devices)
+    if options.main_gpu is not None:
+        far = workers(figures)
+        if options.main_gpu >= len(far):
+            names = ", ".join(figures[i].name for i in far)
+            raise UnknownDevice(f"--main-gpu {options.main_gpu}: there is no such device, counted from 0 in {names}")
+        return (far[options.main_gpu],)
     if options.tensor_split is None:
         return tuple(range(len(figures)))
     far, home = workers(figures), local_device(figures)
@@ -306,8 +263,8 @@ def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[in
 
 
 def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CPU",
-    "none".
+    """Return the numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CUDA0",
+    "CPU", "none".
     """
     found: list[int] = []
     for name in names:

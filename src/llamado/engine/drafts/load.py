@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llamado.devices.accelerators import LocalDevices
 from llamado.devices.split.measure import figures_of
 from llamado.engine.drafts.block import BlockKind, ChainKind
 from llamado.engine.drafts.contract import DraftKind
@@ -17,6 +18,7 @@ from llamado.engine.drafts.ngram_cache import NgramCache
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, sizes_for
+from llamado.engine.local_devices import open_accelerators
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource, Report
 from llamado.engine.supported import check_before_fetching, check_supported, check_types
 from llamado.gguf.header import Header, ModelFile
@@ -85,21 +87,30 @@ class DraftFile(NamedTuple):
         if not self.shared:
             self.file.close()
 
-    def reserve(self) -> int:
-        """Return the least bytes that it takes on this machine: with the shortest context that fitting allows."""
+    def reserve(self) -> Reserve:
+        """Return the least memory that it takes on this machine: with the shortest context that fitting allows."""
         return reserved(self.file, self.model, self.options)
 
 
-def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
-    """Return the least bytes that a draft model takes on this machine; `options` are its own."""
-    if options.split is not None:
-        return 0
+class Reserve(NamedTuple):
+    """Bytes of memory: for the CPU, and on accelerators."""
+
+    cpu: int
+    accelerators: int
+
+
+def reserved(file: ModelFile, model: Model, options: EngineOptions) -> Reserve:
+    """Return the least memory that a draft model takes on this machine; `options` are its own."""
+    if options.split is not None and options.split.networked:
+        return Reserve(0, 0)
     wanted = memory_request(options)
     n_train = model.hparams.n_ctx_train
     n_ctx = min(wanted.requested_tokens(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
     sizes = sizes_for(file, model, wanted, n_ctx)
-    weights = 0 if file.mapped else sizes.weights
-    return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
+    working = sum(sizes.kv) + sizes.compute + sizes.head_compute
+    if options.split is not None:
+        return Reserve(0, sizes.weights + working)
+    return Reserve(working + (0 if file.mapped else sizes.weights), 0)
 
 
 def _lookup_kinds(options: EngineOptions) -> list[DraftKind]:
@@ -177,13 +188,14 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
     try:
         kind = kind or kind_of(file.header, target.header)
         if kind == "draft-simple":
-            check_supported(file.header, workers=own.split is not None)
+            check_supported(file.header, workers=own.split is not None and own.split.networked)
             own_tokenizer = load_tokenizer(file.metadata)
             types = target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")
             check_vocabularies(tokenizer, own_tokenizer, types)
             return DraftFile(kind, file, own_tokenizer, load_model(file, options.rope), own, shared)
-        if own.split is not None:
+        if own.split is not None and own.split.networked:
             raise EngineError(f"--spec-type {kind}: runs on this machine only; leave out --spec-draft-device")
+        own = replace(own, split=None)
         head: Head
         if kind == "draft-mtp":
             head = load_next_token_head(file, options.rope)
@@ -245,7 +257,9 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
     else:
         from llamado.engine.forward.device_pool import DevicePool
 
-        pool = DevicePool(options.split, here, file, model, wanted, progress)
+        pool = DevicePool(
+            options.split, LocalDevices(here, open_accelerators(options.split)), file, model, wanted, progress
+        )
         found = pool.fit
     for note in found.notes:
         log.warning("draft model: %s", note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.devices.split.placement import ModelSizes
-from llamado.engine.drafts.load import kind_of, named_kind, own_options, reserved
+from llamado.engine.drafts.load import Reserve, kind_of, named_kind, own_options, reserved
 from llamado.engine.forward.fitting import memory_request, sizes_for
 from llamado.engine.options import EngineOptions
 from llamado.engine.supported import check_supported
@@ -20,9 +20,12 @@ class PlannedDraft:
     def __init__(self, target: Header, draft: Header, kind: str, options: EngineOptions) -> None:
         self.kind, self.where = kind, draft.source.rpartition("/")[2]
         self._header, self._options = draft, own_options(options)
+        if kind != "draft-simple" and not self.elsewhere:
+            self._options = replace(self._options, split=None)
         self._model: Model | None = None
         if kind == "draft-simple":
-            check_supported(draft, workers=self.elsewhere)
+            split = self._options.split
+            check_supported(draft, workers=split is not None and split.networked)
             self._model = load_model(draft, options.rope)
         elif kind == "draft-mtp":
             self._model = load_next_token_head(target if options.drafts.model is None else draft, options.rope)
@@ -30,12 +33,12 @@ class PlannedDraft:
     @property
     def elsewhere(self) -> bool:
         """True if it runs on workers."""
-        return self._options.split is not None
+        return self._options.split is not None and self._options.split.networked
 
     @property
-    def reserve(self) -> int:
-        """Least bytes that it takes on this machine."""
-        return 0 if self._model is None else reserved(self._header, self._model, self._options)
+    def reserve(self) -> Reserve:
+        """Least memory that it takes on this machine."""
+        return Reserve(0, 0) if self._model is None else reserved(self._header, self._model, self._options)
 
     @property
     def weights(self) -> int:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices.device import DeviceLost
 from llamado.engine.embedding.pooling import Vectors, pool, required_rows
 from llamado.engine.errors import (
     ComputeFailed,
@@ -29,7 +30,7 @@ from llamado.engine.errors import (
     InvalidRequest,
     QueueFull,
 )
-from llamado.engine.forward.contract import Scales
+from llamado.engine.forward.contract import Recovery, Scales
 from llamado.engine.request import Counters, EngineSnapshot
 from llamado.errors import LlamadoError
 from llamado.models.batch import Batch
@@ -55,6 +56,9 @@ class EmbeddingForward(Protocol):
 
     @property
     def memory(self) -> Memory: ...
+
+    @property
+    def recovery(self) -> Recovery: ...
 
     def submit(self, batch: Batch, scales: Scales = ()) -> Future[NDArray[np.float32]]: ...
 
@@ -230,7 +234,7 @@ class Embedder:
                 self._at_work = len({id(text.request) for text in batch})
             began = time.perf_counter()
             try:
-                self._compute(batch)
+                self._compute_again_if_lost(batch)
             except Exception as error:
                 known = isinstance(error, LlamadoError)
                 if not known:
@@ -257,6 +261,15 @@ class Embedder:
             if request.next < len(request.texts):
                 self._waiting.append(request)
         return batch
+
+    def _compute_again_if_lost(self, batch: list[_Text]) -> None:
+        """Compute a batch; if a device is lost, reconnect it or move its layers, and compute the batch once more."""
+        try:
+            self._compute(batch)
+        except DeviceLost as lost:
+            log.error("%s; its texts are computed again", lost.as_logged())
+            self.forward.recovery.restore(False)
+            self._compute(batch)
 
     def _compute(self, batch: list[_Text]) -> None:
         long = len(batch[0].tokens) > self.forward.max_batch

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llamado.devices.accelerators import Accelerators, LocalDevices
 from llamado.devices.split.measure import figures_of
 from llamado.engine.embedding.embedder import Embedder, cells_for
 from llamado.engine.errors import EngineError
@@ -90,13 +91,16 @@ def load_embedder(
     progress: Report | None,
     scales: Callable[[], Scales],
     *,
+    accelerators: Accelerators | None = None,
     beside: Fit | None = None,
 ) -> tuple[ModelRunner, Embedder]:
     """Load a forward pass on this machine and an embedder with it, for texts as long as a slot's context.
 
-    `scales`: returns the current scales of the model's adapters. `beside`: the memory of the model's generation engine;
-    its weights serve both. If memory is short, the longest text is reduced, with a warning. Raises LlamadoError.
+    `scales`: returns the current scales of the model's adapters. `accelerators`: devices beside the CPU, if the options
+    divide the model. `beside`: the memory of the model's generation engine; its weights serve both. If memory is short,
+    the longest text is reduced, with a warning. Raises LlamadoError.
     """
+    from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
 
     pooling = chosen_pooling(options, model)
@@ -110,7 +114,12 @@ def load_embedder(
         wanted = _Texts(*memory_request(options)._replace(beyond_training=False))
     # a text is read in one batch: smaller batches would reject longer texts
     wanted = wanted._replace(max_batch=options.max_batch, fit=replace(options.fit, batch=False))
-    found = fit(file, model, wanted, [figures], None)
+    devices_pool = None
+    if accelerators is None or options.split is None:
+        found = fit(file, model, wanted, [figures], None)
+    else:
+        devices_pool = DevicePool(options.split, LocalDevices(here, accelerators), file, model, wanted, progress)
+        found = devices_pool.fit
     for note in found.notes:
         log.warning("%s", note)
     runner_options = replace(
@@ -120,7 +129,12 @@ def load_embedder(
         output=Output.SCORES if pooling is Pooling.RANK else Output.HIDDEN,
         mlock=options.mlock,
     )
-    forward = ModelRunner(file, model, [here], runner_options, progress=progress)
+    if devices_pool is None:
+        forward = ModelRunner(file, model, [here], runner_options, progress=progress)
+    else:
+        runner_options = replace(runner_options, reconnect=devices_pool.reconnect, replace=devices_pool.replace_lost)
+        forward = ModelRunner(file, model, devices_pool.devices, runner_options, found.placement, progress)
+        devices_pool.log_placement(found.placement)
     try:
         forward.warm_up([8, forward.max_batch], progress, scales())
         embedder = Embedder(

@@ -1,15 +1,20 @@
-"""Recovery from lost devices: move their layers, reconnect them, and give the layers back."""
+"""Recovery from lost devices: move their layers, reconnect them, and give the layers back.
+
+An accelerator of this machine that is out of memory counts as lost, and its layers move at once: there is no
+other machine to wait for.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from llamado.devices.device import Device, DeviceLost
+from llamado.devices.device import Device, DeviceError, DeviceFull, DeviceLost, WorkerLost, is_accelerator
 from llamado.devices.split.placement import describe_parts
-from llamado.engine.forward.device_tensors import DeviceTensors, Own
+from llamado.engine.forward.device_tensors import DeviceOutOfMemory, DeviceTensors, Own
 from llamado.engine.forward.events import Events
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import Pipeline
@@ -50,8 +55,9 @@ class DeviceRecovery:
         self._calling: set[int] = set()  # devices that `call_back` is connecting
         self._back: dict[int, tuple[Device, Own]] = {}  # reconnected devices, with weights
         self._left: set[int] = set()  # numbers of devices that were removed
+        self._full: dict[int, DeviceLost] = {}  # accelerators that are out of memory, by device number
         self._closed = False
-        pipeline.on_lost = self._check_losses
+        pipeline.on_lost, pipeline.on_full = self._check_losses, self.give_up
         for device in devices:
             self._guard(device)
 
@@ -69,9 +75,28 @@ class DeviceRecovery:
         """Watch for the loss of a device."""
         device.on_lost(lambda _: self._check_losses())
 
+    def give_up(self, number: int, error: DeviceFull) -> DeviceError:
+        """Count an accelerator that is out of memory as lost; return its loss. Of other devices return the error: it
+        ends one batch.
+        """
+        device = self._devices[number]
+        if not is_accelerator(device):
+            return error
+        loss = self._full.setdefault(number, DeviceLost(device.name, f"it is out of memory: {error}"))
+        self._check_losses()
+        return loss
+
+    def _loss(self, number: int) -> DeviceLost | None:
+        """Return the loss of a device; None while it can be used."""
+        return self._devices[number].lost or self._full.get(number)
+
+    def _alive(self) -> list[int]:
+        """Return the numbers of devices that can be used."""
+        return [number for number in range(len(self._devices)) if self._loss(number) is None]
+
     def _check_losses(self) -> None:
         """Fail the batches in flight if a device or link they need is lost, so that no caller waits for them."""
-        error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
+        error = next((loss for i in self._tensors.used if (loss := self._loss(i)) is not None), None)
         error = error or self._pipeline.ring.lost
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
@@ -80,7 +105,8 @@ class DeviceRecovery:
             self._watcher()
 
     def restore(self, elsewhere: bool) -> None:
-        """Attempt once to reconnect lost devices, or with `elsewhere` to move their layers to the others.
+        """Attempt once to reconnect lost devices, or with `elsewhere` to move their layers to the others. Those of
+        accelerators move without it, too.
 
         Raises DeviceLost while one is still gone, and DeviceError if the others have no room.
         """
@@ -91,12 +117,16 @@ class DeviceRecovery:
         try:
             if away:
                 placement = tensors.placement
-                if not elsewhere or self.replace is None or placement is None:
+                is_waited_for = not elsewhere and not all(is_accelerator(self._devices[n]) for n in away)
+                if is_waited_for or self._closed or self.replace is None or placement is None:
                     raise _combine_losses([*away.values()])
-                tensors.placement = self.replace(placement, _alive(self._devices))
+                tensors.placement = self.replace(placement, self._alive())
                 log.warning("%s; moving its layers to the remaining devices", _combine_losses([*away.values()]))
             self._lost = None
-            self._settle()
+            try:
+                self._settle()
+            except DeviceOutOfMemory as error:
+                raise self.give_up(error.number, error) from error
             self._check_losses()  # another device was lost while one was reconnected
             if self._lost is not None:
                 raise self._lost
@@ -117,11 +147,14 @@ class DeviceRecovery:
         """
         away: dict[int, DeviceLost] = {}
         for number, device in enumerate(self._devices):
-            if device.lost is None or not (number in self._tensors.used or elsewhere):
+            if self._loss(number) is None or not (number in self._tensors.used or elsewhere):
                 continue
             if number in self._calling or number in self._left:
                 continue
             self._forget(number)
+            if (full := self._full.get(number)) is not None:
+                away |= {number: full} if number in self._tensors.used else {}
+                continue
             try:
                 found = self._connect(device)
                 if self._closed:
@@ -148,7 +181,7 @@ class DeviceRecovery:
         """
         gone: list[DeviceLost] = []
         for number in list(self._away):
-            if number in self._back or self._devices[number].lost is None:
+            if number in self._back or self._loss(number) is None:
                 continue
             self._calling.add(number)
             found: Device | None = None
@@ -178,7 +211,7 @@ class DeviceRecovery:
         self._pipeline.wait_idle()
         before = tensors.placement, tensors.used
         self._take_back()
-        alive = _alive(self._devices)
+        alive = self._alive()
         try:
             whole = self._first is None or set(self._first.devices) <= set(alive)
             if not whole and self.replace is not None and self._first is not None:
@@ -192,8 +225,8 @@ class DeviceRecovery:
         except BaseException as error:
             tensors.placement, tensors.used = before
             self._lost = None
-            for number, device in enumerate(self._devices):
-                if number not in tensors.used and device.lost is not None:
+            for number in range(len(self._devices)):
+                if number not in tensors.used and self._loss(number) is not None:
                     self._forget(number)
             self._check_losses()
             if self._lost is None:
@@ -213,6 +246,7 @@ class DeviceRecovery:
         while self._back:
             number, (device, weights) = self._back.popitem()
             self._forget(number)
+            self._full.pop(number, None)
             self._devices[number] = device
             self._guard(device)
             self._tensors.adopt(weights)
@@ -230,7 +264,7 @@ class DeviceRecovery:
         sent = []
         for number in placement.devices:
             device = new.get(number) or self._devices[number]
-            if not device.local and device.lost is None:
+            if not device.local and (number in new or self._loss(number) is None):
                 sent.append(self._tensors.send_ahead(number, device, placement, self._shapes, anew=number in new))
         return sent
 
@@ -253,11 +287,11 @@ class DeviceRecovery:
             self._guard(device)
         for own in sent:
             tensors.adopt(own)
-        staying = [number for number in _alive(self._devices) if number not in left]
+        staying = [number for number in self._alive() if number not in left]
         try:
             whole = set(placement.devices) <= set(staying)
             if not whole and self.replace is None:
-                raise _combine_losses([loss for device in self._devices if (loss := device.lost) is not None])
+                raise _combine_losses([loss for i in range(len(self._devices)) if (loss := self._loss(i)) is not None])
             tensors.placement = placement if whole or self.replace is None else self.replace(placement, staying)
             self._first = placement
             self._settle()
@@ -303,7 +337,8 @@ class DeviceRecovery:
 
     def _forget(self, number: int) -> None:
         """Drop all references to a device's memory."""
-        self._devices[number].close()
+        with suppress(DeviceError):  # of a card that does not respond
+            self._devices[number].close()
         self._tensors.forget(number)
 
     def _note_moves(self, before: Placement | None) -> None:
@@ -327,14 +362,11 @@ class DeviceRecovery:
             log.info("%s: %s", name, text)
 
 
-def _alive(devices: Sequence[Device]) -> list[int]:
-    """The numbers of devices that are alive."""
-    return [i for i, device in enumerate(devices) if device.lost is None]
-
-
 def _combine_losses(errors: Sequence[DeviceLost]) -> DeviceLost:
     """Combine losses to one that names all devices."""
     if len(errors) == 1:
         return errors[0]
     whys = dict.fromkeys(error.why for error in errors)
-    return DeviceLost(" and ".join(error.device for error in errors), "; ".join(whys))
+    kinds = {type(error) for error in errors}
+    kind = WorkerLost if kinds == {WorkerLost} else DeviceLost
+    return kind(" and ".join(error.device for error in errors), "; ".join(whys))

@@ -7,13 +7,24 @@ have fixed places, so that a graph built once per shape is run again with new co
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from llamado.devices.device import Buffer, Bytes, Device, DeviceError, LoadProgress
+from llamado.devices.device import (
+    Buffer,
+    Bytes,
+    Device,
+    DeviceError,
+    DeviceFull,
+    DeviceLost,
+    LoadProgress,
+    is_accelerator,
+)
 from llamado.devices.split.partition import GraphPart, split
+from llamado.devices.split.placement import mib
 from llamado.engine.forward.options import RunnerOptions
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -34,6 +45,9 @@ Progress = Callable[[str, int, int], None]
 GROUP = 64 << 20
 """Bytes of adjacent layers that share an allocation on remote devices: it is kept while one of them is needed."""
 
+_SPARE = 1.1
+"""Memory of an accelerator that was full, in parts of what it needs, before its layers come back."""
+
 Own = dict[tuple[str, int], Tensor]
 """Tensors by name and device number."""
 
@@ -43,6 +57,14 @@ class CutGraph(NamedTuple):
 
     parts: list[GraphPart]
     feeds: Sequence[Input]
+
+
+class DeviceOutOfMemory(DeviceFull):
+    """A device has no memory for its part; `number` is that of the device."""
+
+    def __init__(self, number: int, error: DeviceFull) -> None:
+        super().__init__(str(error))
+        self.number = number
 
 
 class DeviceTensors:
@@ -110,9 +132,13 @@ class DeviceTensors:
     def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
         """Return the device of a weight or of a layer's cache; see `split`."""
         if leaf.name in self._caches:
-            return placement.layers[self._caches[leaf.name]]
+            return placement.cache_of(self._caches[leaf.name])
         roles = self._roles.get(leaf.name)
-        return None if roles is None else placement.home(roles, rows=node.op is Op.GET_ROWS)
+        if roles is None:
+            return None
+        if placement.cache is not None and any(s is not None and s.root()[0].name in self._caches for s in node.src):
+            return placement.cache  # an operation on the cache finds its small weights there, such as attention sinks
+        return placement.home(roles, rows=node.op is Op.GET_ROWS)
 
     def given(self, name: str) -> tuple[int, Tensor]:
         """Return the device of an output, and its place there."""
@@ -143,12 +169,13 @@ class DeviceTensors:
         for device in self.used:
             # tensors that are released together share an allocation: see `shed`
             to = self._devices[device]
-            if fixed[device]:
-                to.place([*fixed[device].values()])
-                self._fixed |= fixed[device]
-            for group in self._groups(to, caches[device]):
-                to.place(group)
-                self._held.update((tensor.name, device) for tensor in group)
+            with _named(device):
+                if fixed[device]:
+                    to.place([*fixed[device].values()])
+                    self._fixed |= fixed[device]
+                for group in self._groups(to, caches[device]):
+                    to.place(group)
+                    self._held.update((tensor.name, device) for tensor in group)
         self._load(weights, progress)
         return cuts[0].parts
 
@@ -185,10 +212,12 @@ class DeviceTensors:
                 with lock:
                     done += n
                     if progress is not None:
-                        progress(f"sending weights to {self._devices[device].name}", done, total)
+                        verb = "copying" if to.endpoint is None else "sending"
+                        progress(f"{verb} weights to {to.name}", done, total)
 
             to = self._devices[device]
-            buffers = self._load_weights(to, weights[device], None if to.local else count)
+            with _named(device):
+                buffers = self._load_weights(to, weights[device], None if to.local else count)
             if self._mlock:
                 all(buffer.lock() for buffer in buffers)  # the first refusal logs a warning
             self._held.update((tensor.name, device) for tensor in weights[device])
@@ -247,7 +276,7 @@ class DeviceTensors:
 
     def cache(self, name: str) -> tuple[Device, Tensor]:
         """Return a tensor of the memory, and its device."""
-        device = 0 if self.placement is None else self.placement.layers[self._caches[name]]
+        device = 0 if self.placement is None else self.placement.cache_of(self._caches[name])
         return self._devices[device], self._own[name, device]
 
     # -- joining and leaving devices -----------------------------------------------------------------------------------
@@ -266,6 +295,10 @@ class DeviceTensors:
             for key, tensor in own.items()
             if key[1] == number and key[0] not in self._caches and (anew or key not in self._held)
         }
+        if anew and is_accelerator(device):
+            needed = int(_SPARE * sum(tensor.nbytes for key, tensor in own.items() if key[1] == number))
+            if needed > (free := device.memory()[0]):
+                raise DeviceLost(device.name, f"it has {mib(free)} of memory free, its part takes {mib(needed)}")
         self._load_weights(device, [*weights.values()])
         return weights
 
@@ -297,6 +330,15 @@ class DeviceTensors:
         self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
         self._held = {key for key in self._held if key[1] != number}
         self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Add the number of the device to an error for lack of memory."""
+    try:
+        yield
+    except DeviceFull as error:
+        raise DeviceOutOfMemory(number, error) from error
 
 
 def _owned(own: Own, leaf: Tensor, device: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Memory fitting: reduce context, batches and cache of a model to the memory of its devices.
 
 Like llama.cpp's `--fit` (common/fit.cpp), for all devices: the context is reduced first, and only if that is not
-enough, batches and the type of the cache, if the user did not set them.
+enough, batches and the type of the cache, if the user did not set them. A context of automatic size is reduced before
+layers stay with the CPU that accelerators would have room for otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llamado.devices.split.placement import (
+    ALL_LAYERS,
     DeviceFigures,
     ModelSizes,
     NotEnoughMemory,
@@ -19,7 +21,8 @@ from llamado.devices.split.placement import (
     check_memory,
     mib,
 )
-from llamado.devices.split.rules import place
+from llamado.devices.split.rules import place, sharing
+from llamado.devices.split.shares import workers
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.sizes import model_sizes
@@ -178,13 +181,18 @@ def fit(
         least = min(requested_tokens, max(wanted.fit.least_context * streams, wanted.n_slots))
     short = lacking = None
     for trial in _reductions(file, model, wanted, figures, split):
-        one, room = trial.wanted, trial.figures
+        one, room, on = trial.wanted, trial.figures, trial.split
+        low, high = least, requested_tokens
+        if trial.is_whole and wanted.n_ctx:
+            low = high
+        elif trial.is_partial and not wanted.n_ctx:
+            high = low
         n_ctx, all_lacks, least_lacks = _longest_context(
-            least,
-            requested_tokens,
-            lambda n: placed(sizes_for(file, model, one, n), room, split),  # noqa: B023
+            low,
+            high,
+            lambda n: placed(sizes_for(file, model, one, n), room, on),  # noqa: B023
         )
-        if not trial.changed:
+        if not trial.changed and (all_lacks or not trial.is_partial or n_ctx == requested_tokens):
             short = all_lacks
         if n_ctx:
             break
@@ -206,19 +214,24 @@ def fit(
     slot, n_cells = one.shape(n_ctx)
     if slot >= n_train and (whole := wanted.shape(given)[0]) > n_train:
         notes.append(f"a slot's context is cut from {whole} tokens to {n_train}: the model was trained with no more")
-    return Fit(min(slot, n_train), n_cells, sizes, placed(sizes, room, split), tuple(notes), one)
+    return Fit(min(slot, n_train), n_cells, sizes, placed(sizes, room, on), tuple(notes), one)
 
 
 class _Reduction(NamedTuple):
-    """One attempt: the reduced options, the device figures, and a remark for its result."""
+    """One attempt: the reduced options, the device figures, the division, and a remark for its result."""
 
     wanted: MemoryRequest
     figures: Sequence[DeviceFigures]
+    split: SplitOptions | None
     remark: str = ""
     changed: bool = False
     """True if it reduces more than the context."""
     from_disk: bool = False
     """True if the memory of weights counts as free."""
+    is_whole: bool = False
+    """True if accelerators have to hold all layers; a context of automatic size is reduced for that."""
+    is_partial: bool = False
+    """True if layers may stay with the CPU, because accelerators cannot hold all of them with the least context."""
 
 
 def _reductions(
@@ -226,35 +239,49 @@ def _reductions(
 ) -> Iterator[_Reduction]:
     """Yield the attempts in order, from the requested options to the worst."""
     allowed = wanted.fit
+    fills = _fills(figures, split)
     if allowed.on:
-        modest = _leaving(figures, allowed.target)
+        modest, remark = _leaving(figures, allowed.target), ""
         if modest != list(figures):
             left = "/".join(mib(n) for n in dict.fromkeys(allowed.target))
-            yield _Reduction(wanted, modest, f". Of what is free {left} are left to others (--fit-target)")
-    yield _Reduction(wanted, figures)
+            remark = f". Of what is free {left} are left to others (--fit-target)"
+        if split is not None and fills:
+            yield _Reduction(wanted, modest, replace(split, n_gpu_layers=ALL_LAYERS), remark, is_whole=True)
+        if remark:
+            yield _Reduction(wanted, modest, split, remark, is_partial=fills)
+    yield _Reduction(wanted, figures, split, is_partial=fills)
     batches = [n for n in _BATCHES if n < wanted.max_batch] if allowed.on and allowed.batch else []
     for n in batches:
-        yield _Reduction(wanted._replace(max_batch=n), figures, changed=True)
+        yield _Reduction(wanted._replace(max_batch=n), figures, split, changed=True)
     if allowed.on and allowed.cache and wanted.type_k.block_size == wanted.type_v.block_size == 1:
         small = wanted._replace(type_k=TensorType.Q8_0, type_v=TensorType.Q8_0)
         for n in (wanted.max_batch, *batches):
-            yield _Reduction(small._replace(max_batch=n), figures, changed=True)
+            yield _Reduction(small._replace(max_batch=n), figures, split, changed=True)
     if (split is None or not split.rpc) and file.mapped:
         weights = sizes_for(file, model, wanted, max(wanted.n_slots, 1)).weights
         yield _Reduction(
             wanted,
-            [replace(figures[0], free=figures[0].free + weights)],
+            [replace(figures[0], free=figures[0].free + weights), *figures[1:]],
+            split,
             ". Weights that memory cannot hold are read from the file again and again, which is slow",
             changed=True,
             from_disk=True,
         )
 
 
+def _fills(figures: Sequence[DeviceFigures], split: SplitOptions | None) -> bool:
+    """Return True if the rule of graphics cards places the layers (see `filling`), in a number that it chooses."""
+    if split is None or split.tensor_split is not None or split.n_gpu_layers is not None:
+        return False
+    chosen = [figures[i] for i in sharing(figures, split)]
+    return any(device.accelerator for device in chosen) and not any(device.remote for device in chosen)
+
+
 def _leaving(figures: Sequence[DeviceFigures], target: Sequence[int]) -> list[DeviceFigures]:
-    """Return the figures of devices with a margin subtracted: from this machine's total memory, from a worker's free
-    memory.
+    """Return the figures of devices with a margin subtracted: from this machine's total memory, from the free memory of
+    workers and accelerators.
     """
-    far = [i for i, device in enumerate(figures) if not device.local]
+    far = [i for i in workers(figures) if not figures[i].local]
     order = [*far, *(i for i, device in enumerate(figures) if device.local)]
     found = list(figures)
     for place_, i in enumerate(order):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.device import Arrival, Bytes, Device, DeviceLost, TensorLink
+from llamado.devices.device import Arrival, Bytes, Device, DeviceError, DeviceFull, DeviceLost, TensorLink
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.local_batches import LocalBatches
@@ -189,7 +189,8 @@ class Pipeline:
     """Runs batches on `devices` (a list whose members may be replaced while nothing runs).
 
     `output`: the name of the graphs' result, with `width` numbers per row. `on_lost` is called, from any thread, when a
-    batch failed because a device, or a link between two, is lost.
+    batch failed because a device, or a link between two, is lost. `on_full` is called with the number of a device that
+    is out of memory, and returns the error of the batch.
 
     If devices are linked (`ring`), results of a part go straight to the device of the next part, which is sent there
     immediately: its device waits for the bytes. All other results come here and are sent on.
@@ -199,6 +200,7 @@ class Pipeline:
         self.depth = Depth(1)
         self.times = Times()
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_full: Callable[[int, DeviceFull], DeviceError] = lambda device, error: error
         self._devices = devices
         self._output = output
         self._width = width
@@ -419,6 +421,8 @@ class Pipeline:
                 continue
             try:
                 self._run(job, index)
+            except DeviceFull as error:
+                self._fail(job, self.on_full(device, error))
             except BaseException as error:
                 self._fail(job, error)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.mapped import watch
-from llamado.devices.device import Device, DeviceLost, OperationTime
+from llamado.devices.device import Device, DeviceError, DeviceLost, OperationTime
 from llamado.engine.forward.contract import CellKind, ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery
 from llamado.engine.forward.device_rows import DeviceRows
@@ -41,7 +41,9 @@ _AGAIN = 0.5  # seconds between attempts to reach a device that was lost while t
 _FEW = 64
 """Numbers whose minimum Python finds before numpy starts."""
 _CHUNK = 128
-"""Prompt tokens in a batch if devices form a pipeline: the second device works on one while the first has the next."""
+"""Prompt tokens in a batch if workers form a pipeline: the second device works on one while the first has the next.
+Accelerators of one machine are faster with larger batches.
+"""
 
 _REPLACED = (
     "it is mapped from the disk: replace it by renaming another file to its name, or start with --no-mmap, "
@@ -152,7 +154,8 @@ class ModelRunner:
     @property
     def chunk(self) -> int:
         """Best number of prompt tokens in one batch."""
-        return self.max_batch if self._pipeline.depth.least == 1 else min(_CHUNK, self.max_batch)
+        is_networked = any(self.devices[number].endpoint is not None for number in self._tensors.used)
+        return min(_CHUNK, self.max_batch) if is_networked and self._pipeline.depth.least > 1 else self.max_batch
 
     def start(
         self,
@@ -342,7 +345,8 @@ class ModelRunner:
         self._pipeline.close()
         self.recovery.close()
         for device in self.devices:
-            device.close()
+            with suppress(DeviceError):  # of a card that does not respond
+                device.close()
         for end in self._watches:
             end()
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from llamado.devices.device import DeviceLost
+from llamado.devices.device import DeviceLost, WorkerLost
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.errors import Unavailable
 from llamado.engine.forward.contract import Recovery
@@ -53,8 +53,9 @@ class OutageHandler:
 
         `changed` is called whenever the visible state changes.
         """
-        log.error("%s; answers wait until it is back", lost.as_logged())
-        self.fault = Fault(lost.device, lost.why, time.time())
+        end = "it is back" if isinstance(lost, WorkerLost) else "it is opened again or its layers have moved"
+        log.error("%s; answers wait until %s", lost.as_logged(), end)
+        self.fault = Fault(lost.device, lost.why, time.time(), lost.kind)
         forget()
         changed()
         began = time.monotonic()

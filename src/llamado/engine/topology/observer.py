@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llamado.devices.device import Device, DeviceError, is_accelerator
 from llamado.devices.split.placement import DeviceFigures, describe_parts, predict
 from llamado.engine.topology.view import (
     ClusterView,
@@ -98,6 +99,7 @@ class Observer:
                         compute=share.compute,
                         free=known.free,
                         total=known.total,
+                        free_now=_free_now(device),
                     ),
                     speed=ReadSpeed(known.decode, known.prefill),
                     passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
@@ -108,6 +110,7 @@ class Observer:
                         bytes=share.link_bytes,
                         runs=share.runs,
                     ),
+                    utilization=device.utilization if device.lost is None else None,
                 )
             )
         span = batches[-1].ended - batches[0].ended + batches[0].seconds if batches else 0.0
@@ -131,3 +134,13 @@ class Observer:
         heartbeat = self._runner.devices[number].heartbeat_seconds
         trip = figures.round_trip if heartbeat is None else heartbeat
         return trips * trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)
+
+
+def _free_now(device: Device) -> int | None:
+    """Return the free bytes of an accelerator; None for other devices, and for one that is lost."""
+    if not is_accelerator(device) or device.lost is not None:
+        return None
+    try:
+        return device.memory()[0]
+    except DeviceError:
+        return None

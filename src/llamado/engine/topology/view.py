@@ -26,6 +26,8 @@ class DeviceMemory:
     free: int
     """Before the model was loaded; 0 if the device does not report it."""
     total: int
+    free_now: int | None = None
+    """At present, of an accelerator of this machine; other processes may use it, too."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class DeviceView:
     link: Link
     token_seconds: TokenTime
     predicted: PredictedToken
+    utilization: float | None = None
+    """Share of the last moments in which it computed, for any process; known of accelerators only."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import Code, Value, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import Code, Value, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Bytes, Floats, Ints, blocks, f32, halves, nearest
 from llamado.quantize.types.iq2 import error_weights

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import F32, Code, Value, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import F32, Code, Value, Work
 from llamado.quantize.types.arithmetic import Floats
 from llamado.quantize.types.search import LANES, NOTHING, F32xN, call, largest_lanes, padded, side_by_side
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import F32, I8, I32, Code, Value, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.simd import F32, I8, I32, Code, Value, Work
 from llamado.gguf.codebooks import codebook
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Floats, Ints

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.devices.cpu.jit import Jit, Kernel, kernel
-from llamado.devices.cpu.simd import F32, Code, Type, Value, Work
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.kernel import Kernel, kernel
+from llamado.devices.simd import F32, Code, Type, Value, Work
 from llamado.quantize.types.arithmetic import Bytes, Floats
 
 LANES = 16

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.kernels.formats.format import Plain
-from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, I8x8, I32x8, Type, Value, Work
+from llamado.devices.kernel import kernel
+from llamado.devices.kernels.formats import FORMATS
+from llamado.devices.kernels.formats.format import Plain
+from llamado.devices.simd import F16, F32, I32, I64, Code, F32x8, I8x8, I32x8, Type, Value, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Bytes
 from llamado.quantize.types.search import call

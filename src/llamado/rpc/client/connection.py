@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from llamado.devices.device import Bytes, DeviceError, DeviceLost, LoadProgress
+from llamado.devices.device import Bytes, DeviceError, DeviceLost, LoadProgress, WorkerLost
 from llamado.rpc import wire
 from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor, Patience
 from llamado.rpc.endpoint import Endpoint
@@ -339,7 +339,7 @@ class WorkerConnection:
         with self._state:
             if self.lost is not None:
                 return
-            self.lost = DeviceLost(self.name, why)
+            self.lost = WorkerLost(self.name, why)
             due, self._due = [*self._due], deque()
             callbacks = [] if self._closed else self._on_lost
             silent = threading.current_thread() is not self._receiver
@@ -359,7 +359,7 @@ class WorkerConnection:
     def _loss(self) -> DeviceLost:
         """Return a new exception for each caller."""
         assert self.lost is not None
-        return DeviceLost(self.name, self.lost.why)
+        return WorkerLost(self.name, self.lost.why)
 
     def stalled_seconds(self) -> float:
         """Return seconds without progress: a response is overdue, or a send blocks, beyond a slow link's transfer time.

@@ -25,6 +25,7 @@ from llamado.devices.device import (
     KernelQuota,
     LoadProgress,
     OperationTime,
+    WorkerLost,
 )
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
@@ -230,16 +231,18 @@ class RemoteDevice:
     def lost(self) -> DeviceLost | None:
         """The worker's loss, None while it is up."""
         lost = self._connection.lost
-        return None if lost is None else DeviceLost(self.name, lost.why)
+        return None if lost is None else WorkerLost(self.name, lost.why)
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
         """Call `callback` once when the worker is lost: from any thread, or now if it is lost. It must not block."""
-        self._connection.on_lost(lambda why: callback(DeviceLost(self.name, why)))
+        self._connection.on_lost(lambda why: callback(WorkerLost(self.name, why)))
 
     @property
     def heartbeat_seconds(self) -> float | None:
         """Round trip of the worker's latest heartbeat in seconds; None for ggml's, which have none."""
         return self._connection.round_trip
+
+    utilization: float | None = None
 
     @property
     def zeroes_memory(self) -> bool:

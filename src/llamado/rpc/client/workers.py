@@ -9,7 +9,7 @@ import time
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from llamado.devices.device import Device, DeviceLost
+from llamado.devices.device import Device, DeviceLost, WorkerLost
 from llamado.devices.registry import DeviceOptions, Unreachable, WaitCallback
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
@@ -159,7 +159,7 @@ class Workers:
         """
         endpoint = next((known for known in self._latest if known == lost.endpoint), None)
         if endpoint is None:
-            raise DeviceLost(lost.name, "it is on none of the workers of --rpc")
+            raise WorkerLost(lost.name, "it is on none of the workers of --rpc")
         latest = self._latest[endpoint]
         place = next((i for i, device in enumerate(latest) if device.name == lost.name), None)
         if place is None or latest[place].lost is not None:
@@ -168,7 +168,7 @@ class Workers:
             if len(new) != len(names):
                 for device in new:
                     device.close()
-                raise DeviceLost(lost.name, f"it had {len(names)} devices and came back with {len(new)}")
+                raise WorkerLost(lost.name, f"it had {len(names)} devices and came back with {len(new)}")
             for device, name in zip(new, names, strict=True):
                 device.name = name
             self._latest[endpoint] = new
@@ -214,13 +214,13 @@ class Workers:
         wait([attempt], timeout + 0.1)
         if not attempt.done():
             hint = "is it frozen?" if own else "is it busy with another client?"
-            raise DeviceLost(name, f"{_SILENT}; {hint}")
+            raise WorkerLost(name, f"{_SILENT}; {hint}")
         del self._attempts[endpoint]
         try:
             return attempt.result()
         except LlamadoError as error:
             why = error.why if isinstance(error, DeviceLost) else str(error)
-            raise DeviceLost(name, why) from error
+            raise WorkerLost(name, why) from error
 
     def _work(self, endpoint: Endpoint, attempt: Future[list[RemoteDevice]]) -> None:
         try:

@@ -203,7 +203,8 @@ class SharedDevice:
             if cost > self.limit - self._allocated - self._working:
                 return None
             self._allocated += cost
-        whole = Tensor(TensorType.I8, (size, 1, 1, 1), (1, size, size, size), name="buffer")
+        n = max(1, size)  # a card allocates nothing for an empty tensor
+        whole = Tensor(TensorType.I8, (n, 1, 1, 1), (1, n, n, n), name="buffer")
         try:
             buffers = self.device.place([whole])
         except (DeviceError, MemoryError):

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamado.devices import limits
-from llamado.devices.device import Device
-from llamado.devices.registry import DeviceOptions, backend, local_kinds
+from llamado.devices.accelerators import Accelerators, kind_of
+from llamado.devices.device import Device, DeviceLost
+from llamado.devices.registry import DeviceOptions, open_device
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
 from llamado.loglines import LineLimit
@@ -61,6 +62,7 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 """The client has hung up, even with unread data. Other systems than Linux report POLLHUP, which is always polled."""
 _END_SECONDS = 60.0
 """Most seconds that a running graph delays the worker's end."""
+_CPU = "CPU"
 _GGML_DEVICE = re.compile(r"(CUDA|ROCm|MUSA|MTL|Metal|Vulkan|SYCL|CANN|GPUOpenCL)\d*", re.IGNORECASE)
 """GPU names of ggml's back ends (`ggml-rpc-server -d MTL0`)."""
 
@@ -73,12 +75,13 @@ class WorkerError(LlamadoError):
 class WorkerOptions:
     """Options of `llamado worker`. Port 0: any free one.
 
-    `threads` of the CPU device, None: one per core this process may use. `devices` by name, empty: all. `mem`: most
-    bytes that all clients together get of a device, None: its free memory. `allow`: networks that may connect (CIDR),
-    empty: all. `join`: servers to join, with their `token` and the requested `share` of layers. `announce`: announce
-    the worker on the local network. `ring`: connect to other workers to send tensors to them, if a client asks for it.
-    `own_files`: map weights from `models` and the download folder, so that clients need not send them. `protocol`:
-    major version of the greeting for unknown clients. `clients`: file that stores which clients need the other one.
+    `threads` of the CPU device, None: one per core this process may use. `devices` by name, empty: the accelerators, or
+    the CPU. `mem`: most bytes that all clients together get of a device, None: its free memory. `allow`: networks that
+    may connect (CIDR), empty: all. `join`: servers to join, with their `token` and the requested `share` of layers.
+    `announce`: announce the worker on the local network. `ring`: connect to other workers to send tensors to them, if a
+    client asks for it. `own_files`: map weights from `models` and the download folder, so that clients need not send
+    them. `protocol`: major version of the greeting for unknown clients. `clients`: file that stores which clients need
+    the other one.
     """
 
     host: str = "127.0.0.1"
@@ -361,6 +364,14 @@ def run_worker(options: WorkerOptions) -> int:
         else:
             worker.stop()
 
+    losses: list[DeviceLost] = []
+
+    def lose(loss: DeviceLost) -> None:
+        losses.append(loss)
+        worker.stop()
+
+    for device in devices:
+        device.on_lost(lose)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     for membership in memberships:
@@ -368,7 +379,7 @@ def run_worker(options: WorkerOptions) -> int:
     if not _is_local(options.host):
         log.warning("%s", _exposure_warning(options))
     most = limits.memory().total
-    if options.mem is not None and options.mem > most:
+    if options.mem is not None and options.mem > most and any(device.local for device in devices):
         log.warning(
             "-m/--mem allows clients %.1f GB, but this process may use only %.1f GB: the system may kill it when they "
             "use more", options.mem / 1e9, most / 1e9,
@@ -378,28 +389,36 @@ def run_worker(options: WorkerOptions) -> int:
     worker.serve()
     for device in devices:
         device.close()
+    if losses:
+        raise WorkerError(f"{losses[0]}; start the worker again: a new process can use the device if it works")
     log.info("ended")
     return 0
 
 
 def _open(options: WorkerOptions) -> list[Device]:
-    """Open the devices to serve. Raises WorkerError."""
-    here = local_kinds()
-    known = ", ".join(kind.upper() for kind in here)
-    kinds: dict[str, None] = {}
-    for name in options.devices or here:
-        kind = name.lower()
-        if kind not in here and _GGML_DEVICE.fullmatch(name):
-            kind = here[0]
-            log.warning(
-                "-d/--device %s: not supported, serving %s instead (a ggml-rpc-server built for it works with llamado, "
-                "too)", name, kind.upper(),
-            )  # fmt: skip
-        elif kind not in here:
-            raise WorkerError(f"-d/--device {name}: unknown device; this machine has {known}")
-        kinds[kind] = None
+    """Open the devices to serve, in the order in which they are named. By default the accelerators, as in llama.cpp, or
+    the CPU if there are none. Raises WorkerError.
+    """
     given = DeviceOptions(n_threads=options.threads)
-    return [device for kind in kinds for device in backend(kind, (), given).devices()]
+    names = [name.upper() for name in options.devices]
+    accelerators = Accelerators(given, names or None)
+    devices = {device.name.upper(): device for device in accelerators.take()}
+    missing = [name for name in names if name != _CPU and name not in devices]
+    problem = next((str(error) for error in accelerators.problems.values()), "")
+    for name in missing:
+        if not _GGML_DEVICE.fullmatch(name):
+            for device in devices.values():
+                device.close()
+            known = ", ".join((_CPU, *devices))
+            raise WorkerError(f"-d/--device {name}: unknown device; this machine has {known}")
+        log.warning(
+            "-d/--device %s: not available%s; serving CPU instead (a ggml-rpc-server built for it works with llamado, "
+            "too)", name, f" ({problem})" if problem and kind_of(name) else "",
+        )  # fmt: skip
+    wanted = dict.fromkeys(name if name in devices else _CPU for name in names or devices or (_CPU,))
+    if _CPU in wanted:
+        devices[_CPU] = open_device(_CPU, given)
+    return [devices[name] for name in wanted]
 
 
 def _is_local(host: str) -> bool:

@@ -188,12 +188,14 @@ def _caches(snapshot: EngineSnapshot) -> Iterator[Metric]:
 
 
 def _devices(view: ClusterView) -> Iterator[Metric]:
-    """Yield memory, timings and state of each device of a model that is split across machines."""
+    """Yield memory, timings and state of each device of a model that is split among several."""
     gauges: dict[str, tuple[str, Callable[[DeviceView], float | None]]] = {
         "up": ("1 while the device is available", lambda d: float(d.state in ("ready", "idle"))),
         "layers": ("Layers on the device", lambda d: float(len(d.layers))),
         "bytes": ("Bytes of its weights, KV cache and working memory", _used),
         "free_bytes": ("Free bytes before the model was loaded", lambda d: float(d.memory.free)),
+        "free_now_bytes": ("Free bytes of a graphics card of this machine", lambda d: d.memory.free_now),
+        "utilization_ratio": ("Share of the last moments in which a graphics card computed", lambda d: d.utilization),
         "round_trip_seconds": (
             "Round trip of the last heartbeat, or of a small graph",
             lambda d: d.link.pulse or d.link.round_trip,

@@ -1,1 +1,0 @@
-"""Compilation of operations that carry a state from token to token."""
