@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import itertools
 import logging
@@ -24,6 +23,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from imported_sources import PACKAGE, imported_beyond
 from owners import needs_other_owners
 from running import Case, jit_for, new, values, weight_bytes
 
@@ -92,17 +92,9 @@ def test_another_system_has_its_own_kernel_cache(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_kernel_cache_keys_include_imported_sources() -> None:
-    """Else a kernel from before its edit would be found in the cache; `jit.py` loads kernels, and imports more."""
-    package = Path(llamado.__file__).parent
-    kept = [package / source for source in KERNEL_SOURCES]
-    files = {file for path in kept for file in (path.rglob("*.py") if path.is_dir() else [path])}
-    imported = set()
-    for file in files - {package / "devices/cpu/jit.py"}:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("llamado."):
-                path = package.joinpath(*node.module.split(".")[1:])
-                imported.add(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
-    assert imported and not imported - files - {package / "errors.py"}
+    """Else a kernel from before its edit would be found in the cache."""
+    beyond = imported_beyond(KERNEL_SOURCES, "devices/cpu/jit.py")
+    assert beyond <= {PACKAGE / "errors.py", PACKAGE / "devices/__init__.py"}
 
 
 @pytest.mark.parametrize(("source", "kept"), [("kernels/rows.py", False), ("compile/fusion.py", True)])
@@ -110,7 +102,7 @@ def test_an_edit_recompiles_dependent_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kept: bool
 ) -> None:
     """Kernels are kept where only what chooses among them is edited; stored results of either are not trusted."""
-    before, path = Jit(folder=tmp_path), "devices/" + source
+    before, bits_before, path = Jit(folder=tmp_path), numerics(), "devices/" + source
     package = shutil.copytree(Path(llamado.__file__).parent, tmp_path / "llamado")
     monkeypatch.setattr(kernel_cache, "_PACKAGE", package)
     with (package / path).open("a") as file:
@@ -118,12 +110,12 @@ def test_an_edit_recompiles_dependent_kernels(
     source_hash.cache_clear()
     numerics.cache_clear()
     try:
-        after = Jit(folder=tmp_path)
+        after, bits_after = Jit(folder=tmp_path), numerics()
     finally:
         source_hash.cache_clear()
         numerics.cache_clear()
     assert (after.cache._identity.digest() == before.cache._identity.digest()) is kept
-    assert after.numerics != before.numerics
+    assert bits_after != bits_before
 
 
 KERNEL_TEXT = """

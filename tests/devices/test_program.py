@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.compile.program import ByteSpan, Constant, Operation, Place, Temporary, plan
+from llamado.devices.compile.program import ByteSpan, Constant, Operation, Place, Programs, Temporary, plan
 from llamado.devices.cpu.jit import CodeSegment, LoadedKernel
 from llamado.devices.cpu.program import link
 from llamado.devices.kernel import Kernel
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
 
 ARENA = 1 << 20
 KERNEL = Kernel("nothing", ("x",), lambda *_: None)
@@ -121,3 +124,36 @@ def test_constants_are_read_where_they_are() -> None:
     size = plan([operation])
     program = link([operation], FakeJit(), ARENA, size, 64)  # type: ignore[arg-type]
     assert size == 0 and program.fields.tolist() == [constant.values.ctypes.data + 8]
+
+
+class OneGraph(NamedTuple):
+    """A program of the least that devices keep."""
+
+    graph: Graph
+    size: int
+    places: dict[Tensor, Temporary]
+
+
+def test_the_least_recently_used_program_is_dropped() -> None:
+    freed: list[OneGraph] = []
+    kept: Programs[OneGraph] = Programs(freed.append, most=2)
+    output = Tensor(TensorType.F32, (1, 1, 1, 1), (4, 4, 4, 4))
+    one, two, three = (OneGraph(Graph(), size, {output: Temporary(size)}) for size in (10, 30, 20))
+    kept.add(one)
+    kept.add(two)
+    assert kept.place(output) is two.places[output] and kept.size == 30
+    assert kept.get(one.graph) is one and kept.place(output) is one.places[output]
+    kept.add(three)
+    assert freed == [two] and kept.get(two.graph) is None and kept.size == 20
+    kept.drop(three.graph)
+    kept.drop(three.graph)
+    kept.clear()
+    assert freed == [two, three, one] and not kept and kept.place(output) is None
+
+
+def test_scratch_memory_lies_behind_all_temporaries() -> None:
+    temporary, scratch = Temporary(100), Temporary(64)
+    span = ByteSpan(Place(temporary, 0), 100)
+    operation = Operation(Kernel("k", (), lambda *_: None), {}, {}, [span], [])
+    assert plan([operation], scratch) == scratch.offset + 64
+    assert scratch.offset == 128 and plan([operation], Temporary(0)) == plan([operation])

@@ -85,8 +85,8 @@ def at_once(llama: LoadedModel, prompts: Sequence[str] = PROMPTS) -> list[list[i
 
 
 def members(kind: type) -> dict[str, tuple[str, ...]]:
-    """Return the public members of a class with the parameters of its methods."""
-    names = {*vars(kind), *getattr(kind, "__annotations__", {})}
+    """Return the public members of a class, also inherited ones, with the parameters of its methods."""
+    names = {name for base in kind.__mro__[:-1] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     return {
         name: tuple(inspect.signature(found).parameters) if inspect.isfunction(found) else ()
         for name in names

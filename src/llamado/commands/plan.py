@@ -131,7 +131,7 @@ def plan(flags: ParsedFlags) -> int:
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
     header = replace(header, mapped=header.mapped and options.mmap)
-    check_supported(header, workers=options.split is not None and options.split.networked)
+    check_supported(header, workers=options.networked)
     model = load_model(header, options.rope)
     options, accelerators = with_accelerators(options)
     draft = planned_draft(header, options)

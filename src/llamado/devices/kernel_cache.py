@@ -34,7 +34,10 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 _PACKAGE = Path(__file__).parents[1]
 SHARED_SOURCES = (
-    *(f"devices/{name}" for name in ("drawing.py", "kernel.py", "kernels", "lowering.py", "simd.py")),
+    *(
+        f"devices/{name}"
+        for name in ("control_flow.py", "drawing.py", "kernel.py", "kernels", "lowering.py", "simd.py")
+    ),
     *("ggml/ops.py", "gguf/codebooks.py", "gguf/types.py"),
 )
 """Files and folders of the package that kernels of all devices import, and which decide what a kernel compiles to."""

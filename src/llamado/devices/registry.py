@@ -97,6 +97,30 @@ class Backend(Protocol):
         """Types of weights that its devices have kernels for; None if only the devices can tell."""
 
 
+class LocalBackend:
+    """Base of back ends for devices of this machine: they are opened at once, and no place joins or leaves."""
+
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> Sequence[Device]:
+        raise NotImplementedError
+
+    def connect(self, timeout: float | None = None) -> Sequence[Sequence[Device]]:
+        return [self.devices()]
+
+    def expect_answers(self, seconds: float | None) -> None:
+        pass
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        pass
+
+    def remove(self, place: str) -> None:
+        pass
+
+    def weight_types(self) -> frozenset[TensorType]:
+        from llamado.devices.kernels.formats import FORMATS
+
+        return frozenset(FORMATS)
+
+
 def local_kinds() -> tuple[str, ...]:
     """Return the device kinds of this machine."""
     return tuple(_LOCAL_KINDS)

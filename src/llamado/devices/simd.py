@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from llvmlite import ir
 
+from llamado.devices import control_flow
+
 
 class Type(NamedTuple):
     """Element kind ("i8" … "f64", "i1") and number of lanes; one lane is a scalar."""
@@ -620,42 +622,22 @@ class Code:
         first = start if isinstance(start, Value) else self.i64(start)
         last = stop if isinstance(stop, Value) else self.i64(stop)
         counter = self.var(first)
-        head, body, after = (self.function.append_basic_block(name) for name in ("head", "body", "after"))
-        self.llvm.branch(head)
-        self.llvm.position_at_end(head)
-        i = counter.value
-        self.llvm.cbranch((i < last).ir, body, after)
-        self.llvm.position_at_end(body)
-        yield i
-        counter.value = i + step
-        self.llvm.branch(head)
-        self.llvm.position_at_end(after)
+        with control_flow.repeated_while(self.llvm, lambda: (counter.value < last).ir):
+            i = counter.value
+            yield i
+            counter.value = i + step
 
-    @contextmanager
-    def loop(self) -> Iterator[Any]:
+    def loop(self) -> AbstractContextManager[Any]:
         """Emit an endless loop; `code.leave(loop, condition)` inside it ends it."""
-        body, after = self.function.append_basic_block("loop"), self.function.append_basic_block("done")
-        self.llvm.branch(body)
-        self.llvm.position_at_end(body)
-        yield after
-        self.llvm.branch(body)
-        self.llvm.position_at_end(after)
+        return control_flow.repeated(self.llvm)
 
     def leave(self, loop: Any, condition: Value) -> None:
         """Leave `loop` if the condition holds."""
-        on = self.function.append_basic_block("on")
-        self.llvm.cbranch(condition.ir, loop, on)
-        self.llvm.position_at_end(on)
+        control_flow.leave(self.llvm, loop, condition.ir)
 
-    @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
+    def when(self, condition: Value) -> AbstractContextManager[None]:
         """Run the body if the (scalar) condition holds."""
-        body, after = self.function.append_basic_block("then"), self.function.append_basic_block("after")
-        self.llvm.cbranch(condition.ir, body, after)
-        self.llvm.position_at_end(body)
-        yield
-        self.llvm.branch(after)
-        self.llvm.position_at_end(after)
+        return control_flow.run_if(self.llvm, condition.ir)
 
     # --- teams -------------------------------------------------------------------------------------------------------
     # A device may have many threads for one item of work: a team. It runs the same code in all of its parts, except for

@@ -99,7 +99,7 @@ class LoadedModel:
         called with the progress of fetching and loading. Raises the packages' errors: SourceError, GgufError,
         UnsupportedModel, InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
         """
-        if options.embeds and options.split is not None and options.split.networked:
+        if options.embeds and options.networked:
             raise EngineError("embeddings are computed on this machine only, not by workers")
         rendering.start()  # it starts while the model is loaded
         if not isinstance(source, ModelSource):
@@ -109,7 +109,7 @@ class LoadedModel:
         with ExitStack() as opened:
             options, accelerators = with_accelerators(options)
             opened.callback(accelerators.close)
-            workers = options.split is not None and options.split.networked
+            workers = options.networked
             path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
             report("opening the model", 0, 0)
             memory_request(options)  # reports their errors before the file is opened

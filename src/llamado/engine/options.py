@@ -214,8 +214,12 @@ class EngineOptions(SchedulerOptions, CacheOptions):
         asked = self.drafts
         if asked.kinds is not None:
             return asked.kinds
-        is_networked = self.split is not None and self.split.networked
-        return ("suffix",) + ("draft-simple",) * (asked.model is not None) if is_networked or asked.model else ()
+        return ("suffix",) + ("draft-simple",) * (asked.model is not None) if self.networked or asked.model else ()
+
+    @property
+    def networked(self) -> bool:
+        """True if workers have or may get a part of the model."""
+        return self.split is not None and self.split.networked
 
     @property
     def max_batch(self) -> int:

@@ -78,7 +78,7 @@ def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> 
 
     Raises the errors of `check_supported` and `memory_estimate`; no NotEnoughMemory if `options.fit` is off.
     """
-    check_supported(header, workers=options.split is not None and options.split.networked)
+    check_supported(header, workers=options.networked)
     try:
         lines = memory_estimate(header, options)
     except NotEnoughMemory as error:

@@ -8,6 +8,7 @@ import pytest
 
 from cuda.add_kernel import add
 from cuda.fake_libcuda import FakeLibrary
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cuda.driver import Card, Driver, Function
 
 
@@ -29,3 +30,9 @@ def card(library: FakeLibrary) -> Iterator[Card]:
 def kernel(card: Card) -> Function:
     """The kernel, in blocks of four threads."""
     return card.load(b"kernels").function("add", 4)
+
+
+@pytest.fixture(scope="session")
+def cpu(best: CpuDevice) -> CpuDevice:
+    """The CPU device, whose bits a card must have."""
+    return best

@@ -161,7 +161,6 @@ class FakeCard:
     total_bytes: int = 1 << 26
     capability: tuple[int, int] = (9, 0)
     processors: int = 8
-    l2_bytes: int = 50 << 20
     shared_bytes: int = 227 << 10
     name: str = "Fake Card"
     number: int = field(default=0, init=False)
@@ -481,7 +480,7 @@ class FakeLibrary:
 
     def _cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> None:
         card = self._device(device)
-        values = {10: 32, 16: card.processors, 38: card.l2_bytes, 75: card.capability[0], 76: card.capability[1]}
+        values = {10: 32, 16: card.processors, 75: card.capability[0], 76: card.capability[1]}
         _store(out, c_int, (values | {97: card.shared_bytes})[attribute])
 
     def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import Attention, causal
-from running import BEST, Array, Case, jit_for, new, values
+from running import Array, Case, new, values
 from tiers import chosen
 
 from cuda.cards import fake_device
@@ -23,13 +23,6 @@ from llamado.devices.kernels.attention import visible
 from llamado.ggml import Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
-
-
-@pytest.fixture(scope="module")
-def cpu() -> Iterator[CpuDevice]:
-    device = CpuDevice(2, jit=jit_for(BEST))
-    yield device
-    device.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def watched() -> Iterator[CudaDevice]:
 
 def kernels_of(device: CudaDevice) -> set[str]:
     """The labels of the operations of the last graph."""
-    return set(next(reversed(device._programs.values())).labels)
+    return set([*device._programs][-1].labels)
 
 
 FEW = {"visible cells", "attention, scores", "attention, values"}

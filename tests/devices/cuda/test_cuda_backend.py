@@ -23,7 +23,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     found = FakeLibrary(run, [FakeCard(), FakeCard(name="Other Card")])
     monkeypatch.setattr(backend, "_driver", lambda: Driver(found))
     monkeypatch.setattr("llamado.devices.cuda.jit.PtxImages", lambda card: EmulatedImages())
-    monkeypatch.setattr(self_check, "check", lambda card, cpu: None)
+    monkeypatch.setattr(self_check, "check", lambda card: None)
     return found
 
 
@@ -52,7 +52,7 @@ def test_an_old_card_is_left_out(library: FakeLibrary, caplog: pytest.LogCapture
 def test_a_card_that_fails_the_check_is_left_out(
     library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check(card: CudaDevice, cpu: Device) -> None:
+    def check(card: CudaDevice) -> None:
         if card.name == "CUDA0":
             raise DeviceError("CUDA0 computes other bytes")
 

@@ -16,7 +16,7 @@ from cuda.fake_libcuda import BROKEN, FakeCard, FakeLibrary
 from llamado.devices.cuda import api
 from llamado.devices.cuda.api import Api, CudaError, LaunchAttribute, LaunchConfig, NoDriver
 from llamado.devices.cuda.driver import Card, Driver, Event, Function, Stream
-from llamado.devices.cuda.nvml import CardUsage, Nvml
+from llamado.devices.cuda.nvml import Nvml
 from llamado.devices.device import DeviceError, DeviceFull, DeviceLost
 
 # --- the interface of the library ---
@@ -184,7 +184,7 @@ def test_properties_need_no_context() -> None:
     assert driver.count() == 2
     found = driver.properties(1)
     assert found[:4] == (1, "Second", 1 << 24, (8, 6))
-    assert (found.processors, found.l2_bytes, found.shared_bytes, found.warp) == (8, 50 << 20, 227 << 10, 32)
+    assert (found.processors, found.shared_bytes, found.warp) == (8, 227 << 10, 32)
     assert (found.pci, found.uuid) == ("0000:02:00.0", "GPU-00010203-0405-0607-0809-0a0b0c0d0e01")
     assert not library.calls["cuDevicePrimaryCtxRetain"]
     for number in (-1, 2):
@@ -475,9 +475,8 @@ class FakeNvml:
     def __init__(self, code: int = 0) -> None:
         def returning(*fill: int) -> ctypes._FuncPointer:
             def function(*arguments: int) -> int:
-                if fill and not code:
-                    kind = c_uint if fill == (50, 10) else c_ulonglong
-                    (kind * len(fill)).from_address(arguments[-1])[:] = fill
+                if not code:
+                    (c_uint * len(fill)).from_address(arguments[-1])[:] = fill
                 return code
 
             return function
@@ -488,14 +487,13 @@ class FakeNvml:
         )
         pointers = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)
         self.nvmlDeviceGetUtilizationRates = pointers(returning(50, 10))
-        self.nvmlDeviceGetMemoryInfo = pointers(returning(100, 70, 30))
 
 
-def test_usage_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilization_of_cards() -> None:
     nvml = Nvml.open(FakeNvml())
     assert nvml is not None
-    assert nvml.usage("0000:01:00.0") == CardUsage(0.5, 30, 100)
-    assert nvml.usage("0000:02:00.0") is None
+    assert nvml.utilization("0000:01:00.0") == 0.5
+    assert nvml.utilization("0000:02:00.0") is None
     lost = Nvml.open(FakeNvml(15))
-    assert lost is not None and lost.usage("0000:01:00.0") is None
+    assert lost is not None and lost.utilization("0000:01:00.0") is None
     assert Nvml.open(object()) is None

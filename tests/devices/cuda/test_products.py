@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from running import BEST, CODEBOOKS, PLAIN, WEIGHTS, Case, each_type, jit_for, new, values, weight_bytes
+from running import CODEBOOKS, PLAIN, WEIGHTS, Case, each_type, new, values, weight_bytes
 from tiers import chosen
 
 from cuda.cards import fake_device
@@ -42,13 +42,6 @@ def card() -> Iterator[CudaDevice]:
 def watched() -> Iterator[CudaDevice]:
     """A card whose launches fail if they have races."""
     device = fake_device(watched=True, total_bytes=3 << 20, processors=1)
-    yield device
-    device.close()
-
-
-@pytest.fixture(scope="module")
-def cpu() -> Iterator[CpuDevice]:
-    device = CpuDevice(2, jit=jit_for(BEST))
     yield device
     device.close()
 

@@ -103,7 +103,7 @@ def _examine(header: Header, options: EngineOptions, context_given: bool, facts:
         yield finding("architecture", where, f"the architecture is {name!r}", instead=instead)
         return
     try:
-        check_supported(header, workers=options.split is not None and options.split.networked)
+        check_supported(header, workers=options.networked)
     except UnsupportedModel as error:
         yield finding("weight-type", where, str(error), **facts)
         return

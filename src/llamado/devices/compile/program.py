@@ -6,13 +6,17 @@ after its last reader.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from llamado.devices.first_fit import FOREVER, Lifetime, place
 from llamado.devices.kernel import Kernel
+from llamado.ggml.graph import Graph
+from llamado.ggml.tensor import Tensor
 
 _ALIGN = 64
 _LINGER = 2
@@ -64,8 +68,8 @@ class Operation:
     label: str = ""
 
 
-def plan(operations: list[Operation]) -> int:
-    """Place every temporary; return the size of the arena."""
+def plan(operations: list[Operation], scratch: Temporary | None = None) -> int:
+    """Place every temporary, and scratch memory behind them. Return the size of the arena."""
     temporaries: dict[Temporary, None] = {}
     for i, operation in enumerate(operations):
         for span in (*operation.reads, *operation.writes):
@@ -79,4 +83,78 @@ def plan(operations: list[Operation]) -> int:
     size, offsets = place(lives, alignment=_ALIGN, linger=_LINGER)
     for temporary, offset in zip(temporaries, offsets, strict=True):
         temporary.offset = offset
+    if scratch is not None and scratch.size:  # every thread's own, used by all operations
+        scratch.offset = -(-size // _ALIGN) * _ALIGN
+        size = scratch.offset + scratch.size
     return size
+
+
+class CompiledGraph(Protocol):
+    """A program of a device, made of a graph."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arena that it needs."""
+
+    @property
+    def places(self) -> Mapping[Tensor, Temporary]:
+        """Places of the graph's outputs in the arena."""
+
+
+ProgramT = TypeVar("ProgramT", bound=CompiledGraph)
+
+
+class Programs(Generic[ProgramT]):
+    """The programs of a device. They run one at a time and share the arena.
+
+    The least recently used one is dropped beyond `most`. `free` is called with each program that is dropped.
+    """
+
+    def __init__(self, free: Callable[[ProgramT], None] = lambda program: None, most: int = 160) -> None:
+        self._free, self._most = free, most
+        self._kept: OrderedDict[int, ProgramT] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[ProgramT]:
+        return iter(self._kept.values())
+
+    def get(self, graph: Graph) -> ProgramT | None:
+        """Return the program of a graph; None if there is none."""
+        found = self._kept.get(id(graph))
+        if found is None or found.graph is not graph:
+            return None
+        self._kept.move_to_end(id(graph))
+        return found
+
+    def add(self, program: ProgramT) -> None:
+        """Keep a program."""
+        self._kept[id(program.graph)] = program
+        if len(self._kept) > self._most:
+            self._free(self._kept.popitem(last=False)[1])
+
+    def drop(self, graph: Graph) -> None:
+        """Drop the program of a graph, if there is one."""
+        if (program := self.get(graph)) is not None:
+            del self._kept[id(graph)]
+            self._free(program)
+
+    def clear(self) -> None:
+        """Drop all programs."""
+        for program in self._kept.values():
+            self._free(program)
+        self._kept.clear()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arena that the programs need."""
+        return max((program.size for program in self._kept.values()), default=0)
+
+    def place(self, root: Tensor) -> Temporary | None:
+        """Return the place of an output, in the latest program that has it."""
+        latest_first = reversed(self._kept.values())
+        return next((found for one in latest_first if (found := one.places.get(root)) is not None), None)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceError, DeviceLost
-from llamado.devices.registry import DeviceOptions, WaitCallback
-from llamado.gguf.types import TensorType
+from llamado.devices.registry import DeviceOptions, LocalBackend, WaitCallback
 
 if TYPE_CHECKING:
     from llamado.devices.cpu.jit import Jit
@@ -21,14 +20,11 @@ def compiler_of(device: Device) -> Jit:
     return device.jit if isinstance(device, CpuDevice) else Jit()
 
 
-class CpuBackend:
+class CpuBackend(LocalBackend):
     """Makes the CPU device. Compiler and kernels are imported on first use."""
 
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self._options = options
-
-    def connect(self, timeout: float | None = None) -> list[list[Device]]:
-        return [self.devices()]
 
     def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[Device]:
         from llamado.devices.cpu.device import CpuDevice
@@ -39,19 +35,5 @@ class CpuBackend:
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         raise DeviceLost(lost.name, "the CPU device of this process cannot be reconnected")
 
-    def expect_answers(self, seconds: float | None) -> None:
-        pass
-
     def open(self, place: str) -> list[Device]:
         raise DeviceError(f"the CPU device takes no place: {place}")
-
-    def add(self, place: str, devices: Sequence[Device]) -> None:
-        pass
-
-    def remove(self, place: str) -> None:
-        pass
-
-    def weight_types(self) -> frozenset[TensorType]:
-        from llamado.devices.kernels.formats import FORMATS
-
-        return frozenset(FORMATS)

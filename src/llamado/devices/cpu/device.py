@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from llamado.devices import limits
 from llamado.devices.compile.compiler import SUPPORTED, Compiler
 from llamado.devices.compile.emitter import Target
-from llamado.devices.compile.program import Constant, Temporary, plan
+from llamado.devices.compile.program import Constant, Programs, Temporary, plan
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import CpuBuffer, view_of
 from llamado.devices.cpu.numa import Matrix, NumaBinding
@@ -38,13 +37,13 @@ from llamado.devices.device import (
 from llamado.devices.kernels.elements import SCALAR
 from llamado.devices.kernels.formats import FORMATS
 from llamado.devices.lowering import Lowering
+from llamado.devices.numerics import numerics
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.pages import request_mapped_huge_pages
 from llamado.gguf.types import TensorType
 
-_PROGRAMS_KEPT = 160
 _LONG = 32 << 20
 """Bytes from which on a tensor gets large pages even if only part of it is used: the loss is small beside it."""
 _LEAST_ARENA = 1 << 16
@@ -52,12 +51,17 @@ _LEAST_ARENA = 1 << 16
 
 @dataclass
 class _CompiledGraph:
+    """A program for some threads; see `compile.program.CompiledGraph`."""
+
     graph: Graph
     program: Program
     n_threads: int
     constants: list[Constant]
     places: dict[Tensor, Temporary]
-    """Offsets of the graph's outputs."""
+
+    @property
+    def size(self) -> int:
+        return self.program.arena_size
 
 
 def cpu_target(lowering: Lowering, n_threads: int) -> Target:
@@ -91,7 +95,7 @@ class CpuDevice:
         self._allocated: WeakSet[CpuBuffer] = WeakSet()
         self._counting = threading.Lock()  # memory is allocated from any thread
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
-        self._programs: OrderedDict[int, _CompiledGraph] = OrderedDict()
+        self._programs: Programs[_CompiledGraph] = Programs()
 
     local, zeroes_memory = True, False
     endpoint: None = None
@@ -100,7 +104,7 @@ class CpuDevice:
     @property
     def numerics(self) -> str:
         """Versions of the kernels and of the compiler."""
-        return self.jit.numerics
+        return numerics()
 
     @property
     def details(self) -> str:
@@ -189,12 +193,12 @@ class CpuDevice:
 
     def submit(self, graph: Graph) -> None:
         """Compute a graph and wait until it is done."""
-        compiled = self._compiled(graph) or self.prepare(graph)
+        compiled = self._programs.get(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def launch(self, graph: Graph) -> None:
         """Start a graph on the other threads; the caller's thread joins in `finish`."""
-        compiled = self._compiled(graph) or self.prepare(graph)
+        compiled = self._programs.get(graph) or self.prepare(graph)
         self.team.launch(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def finish(self) -> None:
@@ -204,7 +208,7 @@ class CpuDevice:
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _CompiledGraph:
         """Compile a graph without running it, unless that is done already."""
         self.finish()
-        compiled = self._compiled(graph)
+        compiled = self._programs.get(graph)
         if compiled is not None:
             return compiled
         n_threads = self.n_threads if _columns(graph) <= 8 else self.n_threads_batch
@@ -213,10 +217,7 @@ class CpuDevice:
             self._programs.clear()
             self.read_ahead.assess()
         operations = self.read_ahead.add_to(compiler.compile())
-        size = plan(operations)
-        if compiler.scratch.size:  # every thread's own, used by all operations
-            compiler.scratch.offset = size
-            size += compiler.scratch.size
+        size = plan(operations, compiler.scratch)
         if size > self.working_bytes:
             self.reserve(size)
         if size > self._arena.size:
@@ -236,30 +237,20 @@ class CpuDevice:
             self.jit.quota = None
         kept = {tensor: place for tensor, place in compiler.places.items() if place.keep}
         compiled = _CompiledGraph(graph, program, n_threads, compiler.constants, kept)
-        self._programs[id(graph)] = compiled
-        if len(self._programs) > _PROGRAMS_KEPT:
-            self._programs.popitem(last=False)
+        self._programs.add(compiled)
         return compiled
-
-    def _compiled(self, graph: Graph) -> _CompiledGraph | None:
-        found = self._programs.get(id(graph))
-        if found is None or found.graph is not graph:
-            return None
-        self._programs.move_to_end(id(graph))
-        return found
 
     @property
     def working_bytes(self) -> int:
-        """Bytes of the arena that the kept programs need: they run one at a time and share it."""
-        return max((compiled.program.arena_size for compiled in self._programs.values()), default=0)
+        """Bytes of the arena that the kept programs need."""
+        return self._programs.size
 
     def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drop the programs of graphs, and the part of the arena that only they needed."""
         self.finish()
         before = self.working_bytes
         for graph in graphs:
-            if self._compiled(graph) is not None:
-                del self._programs[id(graph)]
+            self._programs.drop(graph)
         if not self._programs:
             self._arena.free()
             self._arena = CpuBuffer.allocate(_LEAST_ARENA)
@@ -278,7 +269,7 @@ class CpuDevice:
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Run a graph and return the time of each operation: medians over `repeats` runs, in order."""
         self.submit(graph)
-        compiled = self._programs[id(graph)]
+        compiled = self.prepare(graph)
         program, n_threads = compiled.program, min(compiled.n_threads, self.team.n)
         times = np.zeros((repeats, len(program.table), n_threads, 3), np.int64)
         began = time.perf_counter()
@@ -303,11 +294,10 @@ class CpuDevice:
             return view_of(tensor)
         if not tensor.nbytes:
             return np.empty(0, np.uint8)
-        for compiled in reversed(self._programs.values()):
-            place = compiled.places.get(root)
-            if place is not None:
-                start = place.offset + inside
-                return self._arena.memory[start : start + tensor.nbytes]
+        place = self._programs.place(root)
+        if place is not None:
+            start = place.offset + inside
+            return self._arena.memory[start : start + tensor.nbytes]
         raise DeviceError(f"tensor {tensor.name or '?'} was not computed here")
 
     def copy(self, source: Tensor, target: Tensor) -> None:

@@ -24,7 +24,6 @@ from llamado.devices.device import KernelQuota
 from llamado.devices.kernel import Kernel
 from llamado.devices.kernel_cache import SHARED_SOURCES, KernelCache
 from llamado.devices.lowering import Lowering
-from llamado.devices.numerics import numerics
 from llamado.errors import LlamadoError
 
 SEGMENT_KERNELS = 64
@@ -103,10 +102,6 @@ class Jit:
         # the system is part of the identity because threads wait with calls of the OS
         machine = [sys.platform, self._triple, self.cpu, self._features, self.lowering.name]
         self.cache = KernelCache(KERNEL_SOURCES, machine, folder)
-        self.numerics = numerics()
-        """Fingerprint of what the bits of results depend on: the compiler, the kernel sources, and the sources that
-        choose among kernels. Processors and lowerings do not change the bits.
-        """
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], LoadedKernel] = {}
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
         self._open: CodeSegment | None = None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceError, DeviceLost
-from llamado.devices.registry import DeviceOptions, WaitCallback
-from llamado.gguf.types import TensorType
+from llamado.devices.registry import DeviceOptions, LocalBackend, WaitCallback
 
 if TYPE_CHECKING:
     from llamado.devices.cuda.driver import Driver
@@ -21,14 +20,11 @@ _LEAST_CAPABILITY = (7, 5)
 """Compute capability of the oldest cards that the kernels are made for: GeForce RTX 20, T4."""
 
 
-class CudaBackend:
+class CudaBackend(LocalBackend):
     """Opens cards. `places`: their numbers; all cards if there are none. The driver is loaded on first use."""
 
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self._places = list(places)
-
-    def connect(self, timeout: float | None = None) -> list[list[Device]]:
-        return [self.devices()]
 
     def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[Device]:
         """Open the cards; one that fails is left out with a warning. Raises `NoDriver` with advice, or the failure if
@@ -60,22 +56,8 @@ class CudaBackend:
         except DeviceError as error:
             raise DeviceLost(lost.name, str(error)) from error
 
-    def expect_answers(self, seconds: float | None) -> None:
-        pass
-
     def open(self, place: str) -> list[Device]:
         return [_open(_driver(), _number(place))]
-
-    def add(self, place: str, devices: Sequence[Device]) -> None:
-        pass
-
-    def remove(self, place: str) -> None:
-        pass
-
-    def weight_types(self) -> frozenset[TensorType]:
-        from llamado.devices.kernels.formats import FORMATS
-
-        return frozenset(FORMATS)
 
 
 def _driver() -> Driver:
@@ -86,7 +68,6 @@ def _driver() -> Driver:
 
 def _open(driver: Driver, number: int) -> Device:
     # imports that only machines with a card need
-    from llamado.devices.cpu.device import CpuDevice
     from llamado.devices.cuda.device import CudaDevice
     from llamado.devices.cuda.jit import PtxImages
     from llamado.devices.cuda.self_check import check
@@ -97,15 +78,13 @@ def _open(driver: Driver, number: int) -> Device:
             f"{properties.name} has compute capability {properties.capability[0]}.{properties.capability[1]}; "
             f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]} is needed: --device none computes on the CPU"
         )
-    card = driver.open(number)
-    device, cpu = CudaDevice(card, PtxImages(card)), CpuDevice(1)
-    try:
-        check(device, cpu)
-    except DeviceError:
-        device.close()
-        raise
-    finally:
-        cpu.close()
+    with ExitStack() as opened:
+        card = driver.open(number)
+        opened.callback(card.close)
+        device = CudaDevice(card, PtxImages(card))
+        opened.callback(device.close)
+        check(device)
+        opened.pop_all()
     return device
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.compile.compiler import SUPPORTED, Compiler, OperationEmitters
 from llamado.devices.compile.emitter import Emitter, Target
-from llamado.devices.compile.program import Temporary, plan
+from llamado.devices.compile.program import Constant, Programs, Temporary, plan
 from llamado.devices.cuda.compile.attend import CardAttention
 from llamado.devices.cuda.compile.products import card_products
 from llamado.devices.cuda.compile.teams import in_teams
@@ -44,24 +43,26 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
-_PROGRAMS_KEPT = 160
 _ALIGN = 256
 _LEAST_ARENA = 1 << 20
 
 
 @dataclass
 class _Program:
-    """A compiled graph."""
+    """The launches of a graph; see `compile.program.CompiledGraph`."""
 
     graph: Graph
     launches: LaunchSequence
     kernels: list[LoadedKernel]
     labels: list[str]
     size: int
-    """Bytes of the arena that it needs."""
-    constants: CudaBuffer | None
+    constants: CudaBuffer
     places: dict[Tensor, Temporary]
-    """Offsets of the graph's outputs."""
+
+    def free(self) -> None:
+        """Release its memory of the card."""
+        self.launches.free()
+        self.constants.free()
 
 
 class CudaDevice:
@@ -80,7 +81,7 @@ class CudaDevice:
         """Groups of threads in a launch of a kernel in groups: one block for each processor."""
         self.reserve: Callable[[int], None] = lambda size: None
         self._arena = CudaBuffer(card, _LEAST_ARENA)
-        self._programs: OrderedDict[int, _Program] = OrderedDict()
+        self._programs: Programs[_Program] = Programs(_Program.free)
 
     local, zeroes_memory = False, True
     endpoint: None = None
@@ -101,8 +102,7 @@ class CudaDevice:
     @property
     def utilization(self) -> float | None:
         """Share of the last moments in which the card computed, for any process."""
-        usage = self._nvml.usage(self.card.properties.pci) if self._nvml is not None else None
-        return None if usage is None else usage.busy
+        return None if self._nvml is None else self._nvml.utilization(self.card.properties.pci)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -181,15 +181,14 @@ class CudaDevice:
             return buffer.address + start
         if not tensor.nbytes:
             return self._arena.address
-        for program in reversed(self._programs.values()):
-            place = program.places.get(root)
-            if place is not None:
-                return self._arena.address + place.offset + inside
+        place = self._programs.place(root)
+        if place is not None:
+            return self._arena.address + place.offset + inside
         raise DeviceError(f"tensor {tensor.name or '?'} was not computed here")
 
     def submit(self, graph: Graph) -> None:
         """Compute a graph: submit its launches. Reads wait for them."""
-        (self._compiled(graph) or self.prepare(graph)).launches.run()
+        (self._programs.get(graph) or self.prepare(graph)).launches.run()
 
     def launch(self, graph: Graph) -> None:
         self.submit(graph)
@@ -199,7 +198,7 @@ class CudaDevice:
 
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _Program:
         """Compile a graph without running it, unless that is done already."""
-        compiled = self._compiled(graph)
+        compiled = self._programs.get(graph)
         if compiled is not None:
             return compiled
         target = Target(self.name, GROUPS, self.n_groups, CudaBuffer, aligned=True)
@@ -210,20 +209,10 @@ class CudaDevice:
             loaded = load(operations, self.jit, self.n_groups)
         finally:
             self.jit.quota = None
-        size = -(-plan(operations) // _ALIGN) * _ALIGN
-        if compiler.scratch.size:  # every group's own, used by all operations
-            compiler.scratch.offset = size
-            size += -(-compiler.scratch.size // _ALIGN) * _ALIGN
-        stack = size
-        size += max((one.stack_size for one in loaded), default=0)
+        stack = -(-plan(operations, compiler.scratch) // _ALIGN) * _ALIGN
+        size = stack + max((one.stack_size for one in loaded), default=0)
         self._grow(size)
-        offsets, bytes_of_constants = _offsets([constant.values.nbytes for constant in compiler.constants])
-        constants = CudaBuffer(self.card, bytes_of_constants) if bytes_of_constants else None
-        addresses = {}
-        for constant, offset in zip(compiler.constants, offsets, strict=True):
-            assert constants is not None
-            addresses[constant] = constants.address + offset
-            self._transfers.write(addresses[constant], np.ascontiguousarray(constant.values).reshape(-1).view(np.uint8))
+        constants, addresses = self._copy_constants(compiler.constants)
         records = link(loaded, self._arena.address, self._arena.address + stack, addresses)
         labels = [_label(one) for one in loaded]
         places = {tensor: place for tensor, place in compiler.places.items() if place.keep}
@@ -231,11 +220,18 @@ class CudaDevice:
             graph, LaunchSequence(self.card, records), [one.kernel for one in loaded], labels, size,
             constants, places,
         )  # fmt: skip
-        self._programs[id(graph)] = program
-        if len(self._programs) > _PROGRAMS_KEPT:
-            self._free_program(self._programs.popitem(last=False)[1])
-        self.jit.unload(lambda: (kernel for kept in self._programs.values() for kernel in kept.kernels))
+        self._programs.add(program)
+        self.jit.unload(lambda: (kernel for kept in self._programs for kernel in kept.kernels))
         return program
+
+    def _copy_constants(self, constants: Sequence[Constant]) -> tuple[CudaBuffer, dict[Constant, int]]:
+        """Copy constants to the card. Return their buffer, and the address of each."""
+        offsets, size = _offsets([constant.values.nbytes for constant in constants])
+        buffer, addresses = CudaBuffer(self.card, size), {}
+        for constant, offset in zip(constants, offsets, strict=True):
+            addresses[constant] = buffer.address + offset
+            self._transfers.write(addresses[constant], constant.values)
+        return buffer, addresses
 
     def _emitters(self, out: Emitter) -> OperationEmitters:
         """Return the emitters of operations that have kernels of the card's own."""
@@ -248,38 +244,19 @@ class CudaDevice:
         if size > self.working_bytes:
             self.reserve(size)
         if size > self._arena.size:
-            self._drop_all()  # programs point into the old arena
+            self._programs.clear()  # they point into the old arena
             self._arena.free()
             self._arena = CudaBuffer(self.card, size + size // 4)
 
-    def _drop_all(self) -> None:
-        for program in self._programs.values():
-            self._free_program(program)
-        self._programs.clear()
-
-    def _free_program(self, program: _Program) -> None:
-        program.launches.free()
-        if program.constants is not None:
-            program.constants.free()
-
-    def _compiled(self, graph: Graph) -> _Program | None:
-        found = self._programs.get(id(graph))
-        if found is None or found.graph is not graph:
-            return None
-        self._programs.move_to_end(id(graph))
-        return found
-
     @property
     def working_bytes(self) -> int:
-        """Bytes of the arena that the kept programs need: they run one at a time and share it."""
-        return max((program.size for program in self._programs.values()), default=0)
+        """Bytes of the arena that the kept programs need."""
+        return self._programs.size
 
     def drop_graphs(self, graphs: Iterable[Graph]) -> None:
         """Drop the programs of graphs."""
         for graph in graphs:
-            program = self._compiled(graph)
-            if program is not None:
-                self._free_program(self._programs.pop(id(graph)))
+            self._programs.drop(graph)
 
     def trim_memory(self) -> None:
         """Do nothing: a card's memory is not shared with what the system does meanwhile."""
@@ -290,13 +267,13 @@ class CudaDevice:
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Run a graph and return the time of each operation: medians over `repeats` runs, in order."""
         self.submit(graph)
-        program = self._programs[id(graph)]
+        program = self.prepare(graph)
         seconds = program.launches.profile(repeats)
         return [OperationTime(label, work, 0.0) for label, work in zip(program.labels, seconds, strict=True)]
 
     def close(self) -> None:
         """Release everything on the card."""
-        self._drop_all()
+        self._programs.clear()
         self._arena.free()
         self._transfers.close()
         self.jit.close()

@@ -30,7 +30,7 @@ _DEFAULT_SHARED = 48 << 10
 _LOG_BYTES = 16 << 10
 
 # CUdevice_attribute
-_WARP_SIZE, _MULTIPROCESSORS, _L2_BYTES, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 10, 16, 38, 75, 76, 97
+_WARP_SIZE, _MULTIPROCESSORS, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 10, 16, 75, 76, 97
 # CUfunction_attribute
 _LOCAL_BYTES, _REGISTERS, _MAX_DYNAMIC_SHARED = 3, 4, 8
 # CUjit_option and CUjitInputType
@@ -54,7 +54,6 @@ class CardProperties(NamedTuple):
     capability: tuple[int, int]
     """Compute capability: (9, 0) for sm_90."""
     processors: int
-    l2_bytes: int
     shared_bytes: int
     """Most shared memory that a block can have."""
     warp: int
@@ -100,7 +99,6 @@ class Driver:
             total_bytes=self.api.out(c_size_t, "cuDeviceTotalMem_v2", device),
             capability=(attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR)),
             processors=attribute(_MULTIPROCESSORS),
-            l2_bytes=attribute(_L2_BYTES),
             shared_bytes=attribute(_SHARED_OPTIN),
             warp=attribute(_WARP_SIZE),
             pci=pci.value.decode(errors="replace"),

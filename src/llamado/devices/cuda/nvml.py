@@ -1,16 +1,15 @@
-"""Load and memory of cards as NVIDIA's management library (NVML) counts them, for all processes of the machine."""
+"""Load of cards as NVIDIA's management library (NVML) measures it, for all processes of the machine."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
-from typing import Any, NamedTuple
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from typing import Any
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvmlInit_v2": (),
     "nvmlDeviceGetHandleByPciBusId_v2": (c_char_p, c_void_p),
     "nvmlDeviceGetUtilizationRates": (c_void_p, c_void_p),
-    "nvmlDeviceGetMemoryInfo": (c_void_p, c_void_p),
 }
 """Parameter types. All functions return an nvmlReturn_t, an int."""
 
@@ -19,20 +18,6 @@ class _Utilization(ctypes.Structure):
     """nvmlUtilization_t: percent of the time since the last sample."""
 
     _fields_ = (("gpu", c_uint), ("memory", c_uint))
-
-
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
-
-    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
-
-
-class CardUsage(NamedTuple):
-    """`busy`: share of the last moment (at most a second) in which a kernel ran, 0 to 1."""
-
-    busy: float
-    used_bytes: int
-    total_bytes: int
 
 
 class Nvml:
@@ -53,12 +38,12 @@ class Nvml:
             return None
         return None if nvml._library.nvmlInit_v2() else nvml
 
-    def usage(self, pci: str) -> CardUsage | None:
-        """Return the use of the card at a PCI address; None if the library has no numbers, as for a part of a card."""
-        card, load, memory = c_void_p(), _Utilization(), _Memory()
-        failed = (
-            self._library.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), byref(card))
-            or self._library.nvmlDeviceGetUtilizationRates(card, byref(load))
-            or self._library.nvmlDeviceGetMemoryInfo(card, byref(memory))
-        )
-        return None if failed else CardUsage(load.gpu / 100, memory.used, memory.total)
+    def utilization(self, pci: str) -> float | None:
+        """Return the share of the last moment (at most a second) in which a kernel ran on the card at a PCI address, 0
+        to 1; None if the library has no number, as for a part of a card.
+        """
+        card, load = c_void_p(), _Utilization()
+        failed = self._library.nvmlDeviceGetHandleByPciBusId_v2(
+            pci.encode(), byref(card)
+        ) or self._library.nvmlDeviceGetUtilizationRates(card, byref(load))
+        return None if failed else load.gpu / 100

@@ -351,29 +351,6 @@ class SimtCode(ABC):
         """The f16 in one half of a word, as f32."""
         return ((word >> 16) if high else word).to(I16).bits(F16).to(F32)
 
-    def copy_async(
-        self,
-        to: Register,
-        source: Register,
-        pieces: int,
-        thread: Register,
-        threads: int,
-        valid: Register | None = None,
-    ) -> None:
-        """Copy `pieces` times 16 bytes from global to shared memory with `threads` threads, this one being `thread`;
-        nothing where `valid` does not hold.
-        """
-        for first in range(0, pieces, threads):
-            piece, inside = thread + first, valid
-            if first + threads > pieces:
-                last = piece < pieces
-                inside = last if inside is None else last & inside
-            if inside is None:
-                self.copy16(to + piece * 16, source + piece.to(I64) * 16)
-            else:
-                with self.when(inside):
-                    self.copy16(to + piece * 16, source + piece.to(I64) * 16)
-
 
 def arguments(fields: Sequence[str], registers: Iterator[Register] | Sequence[Register]) -> SimpleNamespace:
     """Return a kernel's arguments by name."""

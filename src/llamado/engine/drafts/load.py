@@ -101,7 +101,7 @@ class Reserve(NamedTuple):
 
 def reserved(file: ModelFile, model: Model, options: EngineOptions) -> Reserve:
     """Return the least memory that a draft model takes on this machine; `options` are its own."""
-    if options.split is not None and options.split.networked:
+    if options.networked:
         return Reserve(0, 0)
     wanted = memory_request(options)
     n_train = model.hparams.n_ctx_train
@@ -188,12 +188,12 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
     try:
         kind = kind or kind_of(file.header, target.header)
         if kind == "draft-simple":
-            check_supported(file.header, workers=own.split is not None and own.split.networked)
+            check_supported(file.header, workers=own.networked)
             own_tokenizer = load_tokenizer(file.metadata)
             types = target.metadata.str_(_TYPE, ""), file.metadata.str_(_TYPE, "")
             check_vocabularies(tokenizer, own_tokenizer, types)
             return DraftFile(kind, file, own_tokenizer, load_model(file, options.rope), own, shared)
-        if own.split is not None and own.split.networked:
+        if own.networked:
             raise EngineError(f"--spec-type {kind}: runs on this machine only; leave out --spec-draft-device")
         own = replace(own, split=None)
         head: Head

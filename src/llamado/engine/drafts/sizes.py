@@ -24,8 +24,7 @@ class PlannedDraft:
             self._options = replace(self._options, split=None)
         self._model: Model | None = None
         if kind == "draft-simple":
-            split = self._options.split
-            check_supported(draft, workers=split is not None and split.networked)
+            check_supported(draft, workers=self.elsewhere)
             self._model = load_model(draft, options.rope)
         elif kind == "draft-mtp":
             self._model = load_next_token_head(target if options.drafts.model is None else draft, options.rope)
@@ -33,7 +32,7 @@ class PlannedDraft:
     @property
     def elsewhere(self) -> bool:
         """True if it runs on workers."""
-        return self._options.split is not None and self._options.split.networked
+        return self._options.networked
 
     @property
     def reserve(self) -> Reserve:

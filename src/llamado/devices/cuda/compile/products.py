@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from llamado.devices.compile import columns, experts
-from llamado.devices.compile.compiler import OperationEmitters, products_and_attention
+from llamado.devices.compile.compiler import OperationEmitters
 from llamado.devices.compile.emitter import Emitter, Fields
 from llamado.devices.compile.products import Products
 from llamado.devices.compile.program import ByteSpan, Place, Temporary
@@ -43,10 +43,12 @@ _MOST_BLOCKS = 65535
 
 
 def card_products(card: CardProperties, out: Emitter) -> OperationEmitters:
-    """Return the emitters of products and attention of one graph on a card."""
+    """Return the emitters of products of one graph on a card."""
     products = CardProducts(out, card)
-    multiply_experts = partial(experts.multiply, out, blocks=products.expert_blocks)
-    return {**products_and_attention(out), Op.MUL_MAT: products.emit, Op.MUL_MAT_ID: multiply_experts}
+    return {
+        Op.MUL_MAT: products.emit,
+        Op.MUL_MAT_ID: partial(experts.multiply, out, blocks=products.expert_blocks),
+    }
 
 
 class CardProducts(Products):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from llamado.devices import control_flow
 from llamado.devices.cuda.simt import I1, S32, WARP, Number, Register, SimtCode, Trace, Variable, arguments
 from llamado.devices.simd import F32, I32, I64, Type
 from llamado.errors import LlamadoError
@@ -282,39 +283,19 @@ class NvptxCode(SimtCode):
         first = start if isinstance(start, Register) else self.const(kind, start)
         last = stop if isinstance(stop, Register) else self.const(kind, stop)
         counter = self.var(first)
-        head, body, after = (self.function_ir.append_basic_block(name) for name in ("head", "body", "after"))
-        self.llvm.branch(head)
-        self.llvm.position_at_end(head)
-        i = counter.value
-        self.llvm.cbranch((i < last).ref, body, after)
-        self.llvm.position_at_end(body)
-        yield i
-        counter.value = i + step
-        self.llvm.branch(head)
-        self.llvm.position_at_end(after)
+        with control_flow.repeated_while(self.llvm, lambda: (counter.value < last).ref):
+            i = counter.value
+            yield i
+            counter.value = i + step
 
-    @contextmanager
-    def loop(self) -> Iterator[Any]:
-        body, after = self.function_ir.append_basic_block("loop"), self.function_ir.append_basic_block("done")
-        self.llvm.branch(body)
-        self.llvm.position_at_end(body)
-        yield after
-        self.llvm.branch(body)
-        self.llvm.position_at_end(after)
+    def loop(self) -> AbstractContextManager[Any]:
+        return control_flow.repeated(self.llvm)
 
     def leave(self, loop: Any, condition: Register) -> None:
-        on = self.function_ir.append_basic_block("on")
-        self.llvm.cbranch(condition.ref, loop, on)
-        self.llvm.position_at_end(on)
+        control_flow.leave(self.llvm, loop, condition.ref)
 
-    @contextmanager
-    def when(self, condition: Register) -> Iterator[None]:
-        body, after = self.function_ir.append_basic_block("then"), self.function_ir.append_basic_block("after")
-        self.llvm.cbranch(condition.ref, body, after)
-        self.llvm.position_at_end(body)
-        yield
-        self.llvm.branch(after)
-        self.llvm.position_at_end(after)
+    def when(self, condition: Register) -> AbstractContextManager[None]:
+        return control_flow.run_if(self.llvm, condition.ref)
 
 
 class _Slot:
