@@ -1,0 +1,164 @@
+"""Media in the token sequence of a prompt: chunks of positions whose embeddings an encoder computes.
+
+A media token has an id like a text token, but below zero and derived from the contents. Everything that compares token
+sequences (slots, prompt cache, slot files, cache on disk) thus recognizes pictures and sounds, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.media.media import MARKER, Media, MediaKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderInput:
+    """Contents of an encoder's graph for one picture, tile or stretch of sound.
+
+    `shape` selects the graph (`MediaEncoder.build`), `arrays` fill its inputs by name. All are contiguous.
+    """
+
+    shape: tuple[int, ...]
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class Grid(NamedTuple):
+    """Positions of the tokens of a picture in models with M-RoPE: `nx` tokens in each of `ny` rows."""
+
+    nx: int
+    ny: int
+
+    @property
+    def n_positions(self) -> int:
+        """Return how far the positions of the tokens behind the picture move on (mtmd_image_tokens_get_n_pos)."""
+        return max(self.nx, self.ny)
+
+    def positions(self, first: int) -> NDArray[np.int32]:
+        """Return time, row, column and 0 of each token, for a picture at position `first`: int32 [4, nx · ny]
+        (mtmd_image_tokens_get_decoder_pos).
+        """
+        at = np.arange(self.nx * self.ny, dtype=np.int32)
+        found = np.zeros((4, at.size), np.int32)
+        found[0] = first
+        found[1] = first + at // self.nx
+        found[2] = first + at % self.nx
+        return found
+
+
+class PositionLayout(Protocol):
+    """Positions of a chunk in models with M-RoPE; see `Grid`."""
+
+    @property
+    def n_positions(self) -> int: ...
+
+    def positions(self, first: int) -> NDArray[np.int32]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaChunk:
+    """`n_tokens` consecutive positions of a prompt, whose embeddings are the encoder's output for `input`.
+
+    `digest` identifies media and preparation: equal digests mean equal embeddings. `layout`: positions in models with
+    M-RoPE; None: one after the other, as those of text. If not `causal`, each token of the chunk sees all others of it,
+    and the chunk must be evaluated in one batch.
+    """
+
+    kind: MediaKind
+    input: EncoderInput
+    n_tokens: int
+    digest: bytes
+    layout: PositionLayout | None = None
+    causal: bool = True
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """Return the ids of the chunk's tokens, all below zero: int32 [n_tokens].
+
+        Each has 31 bits of a hash, so that sequences with different media differ.
+        """
+        bits = hashlib.shake_128(self.digest).digest(4 * self.n_tokens)
+        return -1 - (np.frombuffer(bits, "<u4") & 0x7FFFFFFF).astype(np.int32)
+
+
+class MediaSpan(NamedTuple):
+    """A chunk, and the index of its first token in the prompt."""
+
+    start: int
+    chunk: MediaChunk
+
+    @property
+    def stop(self) -> int:
+        """Return the index behind its last token."""
+        return self.start + self.chunk.n_tokens
+
+
+Piece = str | MediaChunk
+"""A part of a prompt: text (special tokens are parsed), or a chunk. Neighboring texts are tokenized separately."""
+
+
+class MediaPrompt(NamedTuple):
+    """A prompt with media: the ids of all tokens, and the chunks among them, in order."""
+
+    tokens: list[int]
+    spans: tuple[MediaSpan, ...] = ()
+
+
+class Encode(Protocol):
+    """Tokenizer.encode."""
+
+    def __call__(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+
+
+class Prepare(Protocol):
+    """MediaEncoder.prepare of the encoder for a medium's kind. Raises MediaError."""
+
+    def __call__(self, media: Media) -> list[Piece]: ...
+
+
+def tokenize(
+    text: str,
+    media: Sequence[Media],
+    encode: Encode,
+    prepare: Prepare,
+    *,
+    bos: int | None,
+    eos: int | None,
+    marker: str = MARKER,
+) -> MediaPrompt:
+    """Tokenize a text in which each `marker` stands for the next of `media`; as mtmd_tokenize does.
+
+    `bos` and `eos` begin and end the whole prompt, if they are not None. Raises MediaError, and ValueError if there are
+    more or fewer markers than media.
+    """
+    parts = text.split(marker)
+    if len(parts) - 1 != len(media):
+        raise ValueError(f"number of media markers in text ({len(parts) - 1}) does not match media ({len(media)})")
+    tokens: list[int] = [] if bos is None else [bos]
+    spans: list[MediaSpan] = []
+
+    def add(piece: Piece) -> None:
+        if isinstance(piece, str):
+            if piece:
+                tokens.extend(encode(piece, add_special=False, parse_special=True))
+            return
+        spans.append(MediaSpan(len(tokens), piece))
+        tokens.extend(piece.token_ids().tolist())
+
+    add(parts[0])
+    for medium, behind in zip(media, parts[1:], strict=True):
+        for piece in prepare(medium):
+            add(piece)
+        add(behind)
+    if eos is not None:
+        tokens.append(eos)
+    return MediaPrompt(tokens, tuple(spans))
