@@ -54,6 +54,17 @@ from llamado.models.memory import LayerCache, Memory
 _F32_PRECISION = PrecType.F32
 
 
+class Step(Protocol):
+    """The part of a forward pass that weights need: of a text model (`Pass`) or of a media encoder."""
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    def mul_mat(self, weight: Tensor, x: Tensor, name: str) -> Tensor: ...
+
+    def norm(self, x: Tensor, weight: Tensor, name: str) -> Tensor: ...
+
+
 class Projection(Protocol):
     """A projection of rows to rows of another width."""
 
@@ -67,7 +78,7 @@ class Linear(NamedTuple):
     bias: Tensor | None = None
     scale: Tensor | None = None
 
-    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+    def __call__(self, step: Step, x: Tensor, name: str) -> Tensor:
         y = step.mul_mat(self.weight, x, name)
         if self.scale is not None:
             y = mul(y, self.scale, name)

@@ -24,13 +24,18 @@ EMBEDDINGS = "embeddings"
 
 
 class EncoderPass:
-    """Forward pass of an encoder under construction."""
+    """Forward pass of an encoder under construction (see `Step`)."""
 
-    __slots__ = ("graph", "norm_eps")
+    __slots__ = ("_norm_eps", "graph")
 
     def __init__(self, norm_eps: float) -> None:
         self.graph = Graph()
-        self.norm_eps = norm_eps
+        self._norm_eps = norm_eps
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon of the norms."""
+        return self._norm_eps
 
     def input(self, name: str, *ne: int, type: TensorType = TensorType.F32) -> Tensor:
         """Return the input `name`, creating it on first use."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from llamado.ggml.graph import add, mul, norm, rms_norm
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Pass
+from llamado.models.forward import Pass, Step
 from llamado.models.weights import RoleWeights
 
 
@@ -27,7 +27,7 @@ class RmsNorm(NamedTuple):
         """Take the norm `name` of rows of `n`. Raises InvalidModel."""
         return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
-    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+    def __call__(self, step: Step, x: Tensor, name: str) -> Tensor:
         y = step.norm(x, self.weight, name)
         return y if self.bias is None else add(y, self.bias, name)
 
@@ -57,7 +57,7 @@ class LayerNorm(NamedTuple):
         """Take the norm `name` of rows of `n`. Raises InvalidModel."""
         return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
-    def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
+    def __call__(self, step: Step, x: Tensor, name: str) -> Tensor:
         y = mul(norm(x, step.norm_eps), self.weight, name)
         return y if self.bias is None else add(y, self.bias, name)
 

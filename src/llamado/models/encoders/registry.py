@@ -1,0 +1,88 @@
+"""Supported projectors, by their name in `clip.projector_type`, and the encoders of a projector file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+from llamado.gguf.header import ModelFile
+from llamado.media.chunks import Piece
+from llamado.media.errors import MediaError
+from llamado.media.media import Media, MediaKind
+from llamado.models.encoders.encoder import MediaEncoder
+from llamado.models.encoders.keys import EncoderKeys, projector_type
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.weights import Weights
+
+_FOLDER = "llamado.models.encoders"
+
+
+class Projector(NamedTuple):
+    """Import path of an encoder (`module:Class`) and the models that use it."""
+
+    path: str
+    models: str
+
+    def load(self) -> type[MediaEncoder]:
+        """Import and return its class."""
+        module, name = self.path.split(":")
+        found: type[MediaEncoder] = getattr(import_module(f"{_FOLDER}.{module}"), name)
+        return found
+
+
+PICTURES: dict[str, Projector] = {
+    "gemma3": Projector("siglip:Gemma3Encoder", "Gemma 3 4B, 12B, 27B"),
+}
+SOUNDS: dict[str, Projector] = {}
+
+
+class MediaEncoders(NamedTuple):
+    """The encoders of a projector file; None for a kind of media that it does not have."""
+
+    image: MediaEncoder | None = None
+    audio: MediaEncoder | None = None
+
+    def of(self, kind: MediaKind) -> MediaEncoder:
+        """Return the encoder for a kind of media. Raises MediaError if there is none."""
+        found = self.image if kind is MediaKind.IMAGE else self.audio
+        if found is None:
+            raise MediaError(f"this model does not take {kind.value} input")
+        return found
+
+    def prepare(self, media: Media) -> list[Piece]:
+        """Return the pieces of a prompt for a picture or sound (see MediaEncoder.prepare). Raises MediaError."""
+        return self.of(media.kind).prepare(media)
+
+    @property
+    def each(self) -> list[MediaEncoder]:
+        """Return the encoders that there are."""
+        return [encoder for encoder in self if encoder is not None]
+
+
+def load_encoders(file: ModelFile, *, min_tokens: int = 0, max_tokens: int = 0) -> MediaEncoders:
+    """Return the encoders of a projector file. `min_tokens`, `max_tokens`: the user's limits for a picture; 0: none.
+
+    Raises GgufError, InvalidModel or UnsupportedModel.
+    """
+    metadata = file.metadata
+    if metadata.str_("general.architecture", "") != "clip":
+        raise UnsupportedModel(f"{file.source} is no projector file (mmproj): its architecture is not 'clip'")
+    found: dict[MediaKind, MediaEncoder] = {}
+    for kind, flag, table in (
+        (MediaKind.IMAGE, "clip.has_vision_encoder", PICTURES),
+        (MediaKind.AUDIO, "clip.has_audio_encoder", SOUNDS),
+    ):
+        if not metadata.bool_(flag, False):
+            continue
+        name = projector_type(metadata, kind)
+        projector = table.get(name)
+        if projector is None:
+            raise UnsupportedModel(f"{file.source}: the projector '{name}' ({kind.value}) is not supported yet")
+        keys = EncoderKeys(metadata, kind, min_tokens=min_tokens, max_tokens=max_tokens)
+        found[kind] = projector.load()(keys, Weights(file))
+    encoders = MediaEncoders(found.get(MediaKind.IMAGE), found.get(MediaKind.AUDIO))
+    if not found:
+        raise UnsupportedModel(f"{file.source} has neither a vision nor an audio encoder")
+    if len({encoder.n_embd for encoder in encoders.each}) > 1:
+        raise InvalidModel(f"{file.source}: the embeddings of pictures and sounds have different widths")
+    return encoders

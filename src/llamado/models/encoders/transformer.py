@@ -1,0 +1,288 @@
+"""The transformer that most encoders share: attention of all patches or frames to all (clip.cpp, build_vit)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from llamado.ggml.graph import add, cast, flash_attn_ext, glu_split, mul, permute, relu, reshape, sqr, unary, view_3d
+from llamado.ggml.ops import GluOp, PrecType, UnaryOp
+from llamado.ggml.tensor import Tensor
+from llamado.gguf.types import TensorType
+from llamado.models.encoders.encoder import EncoderPass
+from llamado.models.encoders.keys import EncoderKeys
+from llamado.models.errors import InvalidModel
+from llamado.models.forward import Linear
+from llamado.models.parts.norms import LayerNorm, RmsNorm
+from llamado.models.weights import RoleWeights, Weights
+
+Rotate = Callable[[Tensor], Tensor]
+"""Adds positions to queries or keys: F32 [head_dim, n_head, n_positions] to the same shape."""
+
+
+class Activation(Enum):
+    """Activation of the feed-forward networks: without and with a gate; None: not in use."""
+
+    GELU = UnaryOp.GELU, GluOp.GEGLU
+    GELU_ERF = UnaryOp.GELU_ERF, GluOp.GEGLU_ERF
+    GELU_QUICK = UnaryOp.GELU_QUICK, GluOp.GEGLU_QUICK
+    SILU = UnaryOp.SILU, GluOp.SWIGLU
+    RELU_SQUARED = None, None
+
+    @classmethod
+    def read(cls, keys: EncoderKeys) -> Activation:
+        """Return the activation of a file (`clip.use_gelu`, `clip.use_silu`). Raises GgufError or InvalidModel."""
+        uses_gelu, uses_silu = keys.flag("use_gelu"), keys.flag("use_silu")
+        if uses_gelu and uses_silu:
+            raise InvalidModel("'clip.use_gelu' and 'clip.use_silu' are both true")
+        return cls.GELU if uses_gelu else cls.SILU if uses_silu else cls.GELU_QUICK
+
+    def __call__(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return the activation of x, or of `gate` times x."""
+        plain, gated = self.value
+        if gate is not None and gated is not None:
+            return glu_split(gate, x, gated)
+        return sqr(relu(x)) if plain is None else unary(x, plain)
+
+
+class EncoderFeedForward(NamedTuple):
+    """Feed-forward network, with or without a gate."""
+
+    up: Linear
+    down: Linear
+    gate: Linear | None
+    activation: Activation
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_embd: int, activation: Activation) -> EncoderFeedForward:
+        """Take the network of a layer, whose width is that of its matrices. Raises InvalidModel.
+
+        Old converters exchanged the names of the two matrices; the shapes tell.
+        """
+        up, down = "ffn_up", "ffn_down"
+        if w.ne("ffn_down.weight")[0] == n_embd != w.ne("ffn_up.weight")[0]:
+            up, down = down, up
+        n_ff = w.ne(f"{up}.weight")[1]
+        gate = w.linear("ffn_gate", n_embd, n_ff) if w.has("ffn_gate.weight") else None
+        return cls(w.linear(up, n_embd, n_ff), w.linear(down, n_ff, n_embd), gate, activation)
+
+    def __call__(self, step: EncoderPass, x: Tensor, name: str) -> Tensor:
+        gate = None if self.gate is None else self.gate(step, x, f"ffn_gate-{name}")
+        return self.down(step, self.activation(self.up(step, x, f"ffn_up-{name}"), gate), f"ffn_out-{name}")
+
+
+class EncoderAttention(NamedTuple):
+    """Attention of all positions to all, from one fused matrix or three."""
+
+    qkv: Linear | None
+    q: Linear | None
+    k: Linear | None
+    v: Linear | None
+    out: Linear
+    q_norm: LayerNorm | RmsNorm | None
+    k_norm: LayerNorm | RmsNorm | None
+    sinks: Tensor | None
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    scale: float
+
+    @classmethod
+    def take(
+        cls, w: RoleWeights, n_embd: int, n_head: int, n_head_kv: int, head_dim: int, norm: NormKind, scale: float
+    ) -> EncoderAttention:
+        """Take the attention of a layer. Raises InvalidModel."""
+        n_q, n_kv = n_head * head_dim, n_head_kv * head_dim
+        fused = w.has("attn_qkv.weight")
+
+        def linear(name: str, n_out: int) -> Linear | None:
+            return None if fused else w.linear(name, n_embd, n_out)
+
+        def norm_of(name: str) -> LayerNorm | RmsNorm | None:
+            return take_norm(w, name, w.ne(f"{name}.weight")[0], norm) if w.has(f"{name}.weight") else None
+
+        return cls(
+            qkv=w.linear("attn_qkv", n_embd, n_q + 2 * n_kv) if fused else None,
+            q=linear("attn_q", n_q),
+            k=linear("attn_k", n_kv),
+            v=linear("attn_v", n_kv),
+            out=w.linear("attn_out", n_q, n_embd),
+            q_norm=norm_of("attn_q_norm"),
+            k_norm=norm_of("attn_k_norm"),
+            sinks=w.optional("attn_sinks", n_head),
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            head_dim=head_dim,
+            scale=scale,
+        )
+
+    def __call__(self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Tensor | None, name: str) -> Tensor:
+        q, k, v = self._project(step, x, name)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        return self.out(step, attend(q, k, v, self.scale, mask, self.sinks), f"attn_out-{name}")
+
+    def _project(self, step: EncoderPass, x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values: F32 [head_dim, heads, n_positions]."""
+        dim, n_q, n_kv = self.head_dim, self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        if self.qkv is not None:
+            rows = self.qkv(step, x, f"qkv-{name}")
+
+            def heads(n: int, at: int) -> Tensor:
+                return view_3d(rows, dim, n, rows.ne[1], 4 * dim, rows.nb[1], 4 * at)
+
+            q, k, v = heads(self.n_head, 0), heads(self.n_head_kv, n_q), heads(self.n_head_kv, n_q + n_kv)
+        else:
+            assert self.q is not None and self.k is not None and self.v is not None
+            q, k, v = (
+                part(step, x, f"{which}-{name}") for part, which in ((self.q, "q"), (self.k, "k"), (self.v, "v"))
+            )
+            if self.q_norm is not None and self.q_norm.weight.ne[0] != dim:
+                q = self.q_norm(step, q, f"q_norm-{name}")
+            if self.k_norm is not None and self.k_norm.weight.ne[0] != dim:
+                k = self.k_norm(step, k, f"k_norm-{name}")
+            n = x.ne[1]
+            q, k, v = (
+                reshape(t, dim, heads, n) for t, heads in ((q, self.n_head), (k, self.n_head_kv), (v, self.n_head_kv))
+            )
+        if self.q_norm is not None and self.q_norm.weight.ne[0] == dim:
+            q = self.q_norm(step, q, f"q_norm-{name}")
+        if self.k_norm is not None and self.k_norm.weight.ne[0] == dim:
+            k = self.k_norm(step, k, f"k_norm-{name}")
+        return q, k, v
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, sinks: Tensor | None = None
+) -> Tensor:
+    """Return attention of all positions: F32 [head_dim · n_head, n_positions].
+
+    q, k and v are F32 [head_dim, heads, n_positions]. `mask`: F16 [n_positions, n_positions], added to the scores.
+    """
+    k, v = (cast(permute(t, 0, 2, 1, 3), TensorType.F16) for t in (k, v))
+    out = flash_attn_ext(permute(q, 0, 2, 1, 3), k, v, mask, scale, precision=PrecType.F32, sinks=sinks)
+    return reshape(out, out.ne[0] * out.ne[1], out.ne[2])
+
+
+class NormKind(Enum):
+    """Kind of an encoder's norms."""
+
+    LAYER = "layer"
+    RMS = "rms"
+
+
+def take_norm(w: RoleWeights, name: str, n: int, kind: NormKind) -> LayerNorm | RmsNorm:
+    """Take a norm, with the bias that the file has. Raises InvalidModel."""
+    weight, bias = w.require(f"{name}.weight", n), w.optional(f"{name}.bias", n)
+    return LayerNorm(weight, bias) if kind is NormKind.LAYER else RmsNorm(weight, bias)
+
+
+class EncoderLayer(NamedTuple):
+    """One layer: attention and a feed-forward network, each with norms and scales as far as the file has them."""
+
+    attn_norm: LayerNorm | RmsNorm
+    attention: EncoderAttention
+    attn_scale: Tensor | None
+    attn_post_norm: LayerNorm | RmsNorm | None
+    ffn_norm: LayerNorm | RmsNorm
+    feed_forward: EncoderFeedForward
+    ffn_post_norm: LayerNorm | RmsNorm | None
+    ffn_scale: Tensor | None
+    out_scale: Tensor | None
+
+    def __call__(self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Tensor | None, name: str) -> Tensor:
+        h = self.attention(step, self.attn_norm(step, x, f"ln1-{name}"), rotate, mask, name)
+        if self.attn_scale is not None:
+            h = mul(h, self.attn_scale)
+        if self.attn_post_norm is not None:
+            h = self.attn_post_norm(step, h, f"attn_post_norm-{name}")
+        x = add(h, x, f"ffn_inp-{name}")
+        h = self.feed_forward(step, self.ffn_norm(step, x, f"ln2-{name}"), name)
+        if self.ffn_post_norm is not None:
+            h = self.ffn_post_norm(step, h, f"ffn_post_norm-{name}")
+        if self.ffn_scale is not None:
+            h = mul(h, self.ffn_scale)
+        x = add(x, h, f"layer_out-{name}")
+        return x if self.out_scale is None else mul(x, self.out_scale)
+
+
+class EncoderTransformer:
+    """The layers of an encoder and the norms before and behind them, as far as the file has them."""
+
+    def __init__(
+        self,
+        keys: EncoderKeys,
+        weights: Weights,
+        *,
+        prefix: str = "v",
+        norm: NormKind = NormKind.LAYER,
+        activation: Activation | None = None,
+        n_layer: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        """Take the weights `prefix`.blk.N.*. `activation`: None: that of the file. `n_layer`: the number of layers in
+        use; None: all. `scale` of the attention; None: 1/√head_dim. Raises GgufError or InvalidModel.
+        """
+        self.n_embd = keys.int_("embedding_length")
+        self.n_head = keys.int_("attention.head_count")
+        self.head_dim = keys.int_("attention.head_dim", self.n_embd // self.n_head)
+        self.norm_eps = keys.float_("attention.layer_norm_epsilon")
+        self.activation = Activation.read(keys) if activation is None else activation
+        n_head_kv = keys.int_("attention.head_count_kv", self.n_head)
+        if self.n_head % n_head_kv:
+            raise InvalidModel(f"{self.n_head} heads of queries do not share {n_head_kv} heads of keys evenly")
+        if not self.head_dim:
+            raise InvalidModel(f"{self.n_head} heads of a width of {self.n_embd}")
+        n_all = keys.int_("block_count")
+        self.layers = [
+            self._take_layer(weights.layer(i, stack=f"{prefix}.blk"), norm, n_head_kv, scale)
+            for i in range(n_all if n_layer is None else min(n_layer, n_all))
+        ]
+        self.pre_norm, self.post_norm = (
+            take_norm(weights.shared, f"{prefix}.{which}", self.n_embd, norm)
+            if weights.has(f"{prefix}.{which}.weight")
+            else None
+            for which in ("pre_ln", "post_ln")
+        )
+
+    def _take_layer(self, w: RoleWeights, norm: NormKind, n_head_kv: int, scale: float | None) -> EncoderLayer:
+        """Take a layer's weights. Raises InvalidModel."""
+        n, dim = self.n_embd, self.head_dim
+
+        def optional_norm(name: str) -> LayerNorm | RmsNorm | None:
+            return take_norm(w, name, n, norm) if w.has(f"{name}.weight") else None
+
+        return EncoderLayer(
+            attn_norm=take_norm(w, "ln1", n, norm),
+            attention=EncoderAttention.take(
+                w, n, self.n_head, n_head_kv, dim, norm, dim**-0.5 if scale is None else scale
+            ),
+            attn_scale=w.optional("ls1.weight", n),
+            attn_post_norm=optional_norm("attn_post_norm"),
+            ffn_norm=take_norm(w, "ln2", n, norm),
+            feed_forward=EncoderFeedForward.take(w, n, self.activation),
+            ffn_post_norm=optional_norm("ffn_post_norm"),
+            ffn_scale=w.optional("ls2.weight", n),
+            out_scale=w.optional("out_scale.weight", n),
+        )
+
+    def __call__(
+        self,
+        step: EncoderPass,
+        x: Tensor,
+        rotate: Rotate | None = None,
+        mask: Callable[[int], Tensor | None] = lambda layer: None,
+        on_layer: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Return the hidden states behind the last layer and its norm: F32 [n_embd, n_positions].
+
+        `mask` returns the mask of a layer's attention. `on_layer` is called with each layer's output.
+        """
+        if self.pre_norm is not None:
+            x = self.pre_norm(step, x, "pre_ln")
+        for i, layer in enumerate(self.layers):
+            x = layer(step, x, rotate, mask(i), str(i))
+            if on_layer is not None:
+                on_layer(i, x)
+        return x if self.post_norm is None else self.post_norm(step, x, "post_ln")

@@ -1,0 +1,1 @@
+"""Small projector files with random weights, for every projector."""
