@@ -9,7 +9,7 @@ from llamado.media.media import Media
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass, MediaEncoder
 from llamado.models.encoders.patches import PatchEmbedding, add_positions
 from llamado.models.encoders.transformer import EncoderTransformer
-from llamado.models.errors import InvalidModel
+from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.weights import Weights
 
 
@@ -34,6 +34,10 @@ class Gemma3Encoder(MediaEncoder):
         self._norm = weights.shared.require("mm.soft_emb_norm.weight", n)
         self.n_embd = weights.ne("mm.input_projection.weight")[0]
         self._projection = weights.shared.require("mm.input_projection.weight", self.n_embd, n)
+        if self._projection.type.block_size > 1:
+            raise UnsupportedModel(
+                f"'mm.input_projection.weight' is {self._projection.type.name}; F32, F16 or BF16 is expected"
+            )
 
     def prepare(self, media: Media) -> list[Piece]:
         raise NotImplementedError
