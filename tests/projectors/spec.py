@@ -29,8 +29,8 @@ class TinyProjector:
 
     `keys` have no prefix `clip.vision.` (`clip.audio.` for sounds), except those that begin with `clip.`. `tensors` are
     those outside the layers, `layer` those of every layer, by name without the layer's prefix; shapes begin with ne0.
-    `layers` adds or replaces tensors of single layers; a shape of None removes one. `text` is the architecture of a text
-    model that it fits, whose width is `n_embd`; `tokens` are special tokens that the vocabulary of that model must have.
+    `layers` adds or replaces tensors of single layers; a shape of None removes one. `text` is the architecture of a
+    text model that it fits, whose width is `n_embd`; `tokens` are special tokens that its vocabulary must have.
     """
 
     projector: str
