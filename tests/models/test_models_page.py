@@ -9,6 +9,8 @@ from pathlib import Path
 from tiny import TINY
 
 from llamado.models.architectures.page import markdown
+from llamado.models.encoders.registry import PICTURES, SOUNDS
+from llamado.models.encoders.registry import UNSUPPORTED as NO_PROJECTORS
 from llamado.models.registry import ARCHITECTURES, UNSUPPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,8 @@ def test_the_page_is_generated_from_the_registry() -> None:
 
 
 def test_every_architecture_is_a_row_of_the_page() -> None:
-    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    architectures, _ = PAGE.read_text().split("## Projectors")
+    rows = [line.split(" | ") for line in architectures.splitlines() if line.startswith("| `")]
     rows = [row for row in rows if row[0] != "| `general.architecture`"]
     of_kinds = [name for name in sorted(ARCHITECTURES) for _ in range(1 + len(ARCHITECTURES[name].variants))]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in of_kinds]
@@ -34,3 +37,12 @@ def test_every_architecture_is_a_row_of_the_page() -> None:
     assert made >= {(name, kind) for name, row in ARCHITECTURES.items() for kind in row.variants}
     assert not UNSUPPORTED.keys() & ARCHITECTURES.keys()
     assert sum(bool(row.tested) for row in ARCHITECTURES.values()) == 3
+
+
+def test_every_projector_of_the_reference_is_on_the_page() -> None:
+    _, section = PAGE.read_text().split("## Projectors")
+    rows = {line.split("`")[1]: line.split(" | ")[1] for line in section.splitlines() if line.startswith("| `")}
+    del rows["projector_type"]
+    assert rows == dict.fromkeys(PICTURES, "pictures") | dict.fromkeys(SOUNDS, "sounds")
+    assert not NO_PROJECTORS.keys() & rows.keys()
+    assert all(f"`{name}`" in section for name in NO_PROJECTORS)

@@ -1,10 +1,12 @@
-"""Generator of `docs/models.md`: supported architectures, their models, and how they are verified."""
+"""Generator of `docs/models.md`: supported architectures and projectors, and how they are verified."""
 
 from __future__ import annotations
 
 import sys
 
 from llamado.models.encoder import Encoder
+from llamado.models.encoders.registry import PICTURES, SOUNDS
+from llamado.models.encoders.registry import UNSUPPORTED as NO_PROJECTORS
 from llamado.models.registry import ARCHITECTURES, FOREIGN_NAMES, UNSUPPORTED, UNSUPPORTED_VARIANTS
 
 
@@ -57,7 +59,29 @@ def markdown() -> str:
     lines += [f"- {what}: {why}." for what, why in UNSUPPORTED_VARIANTS.items()]
     lines += ["", "## Other names", "", "Names that other programs write, and the file to use instead:", ""]
     lines += [f"- `{name}`: {instead}" for name, instead in FOREIGN_NAMES.items()]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_projectors(), ""])
+
+
+def _projectors() -> list[str]:
+    """Return the section on projectors."""
+    lines = [
+        "",
+        "## Projectors",
+        "",
+        "The encoder of a projector file (`--mmproj`) is its `clip.projector_type`, or `clip.vision.projector_type` "
+        "and `clip.audio.projector_type`. For each, the tests compare the layout of the prompt and the embeddings with "
+        "llama.cpp's (cosine of at least 0.9999 for every token, with F32 weights).",
+        "",
+        "| `projector_type` | input | models |",
+        "|---|---|---|",
+    ]
+    for kind, table in (("pictures", PICTURES), ("sounds", SOUNDS)):
+        lines += [f"| `{name}` | {kind} | {row.models} |" for name, row in sorted(table.items())]
+    reasons: dict[str, list[str]] = {}
+    for name, why in NO_PROJECTORS.items():
+        reasons.setdefault(why, []).append(f"`{name}`")
+    lines += ["", "Not supported:", ""]
+    return lines + [f"- {', '.join(names)}: {why}." for why, names in reasons.items()]
 
 
 if __name__ == "__main__":

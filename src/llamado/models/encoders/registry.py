@@ -35,6 +35,12 @@ PICTURES: dict[str, Projector] = {
 }
 SOUNDS: dict[str, Projector] = {}
 
+_SPEECH = "they belong to models that generate speech, which llamado does not"
+UNSUPPORTED: dict[str, str] = dict.fromkeys(
+    ("qwen3tts_spkenc", "qwen3tts_gen", "pockettts_spkenc", "pockettts_gen"), _SPEECH
+)
+"""llama.cpp's other projectors (clip-impl.h), and the reason why each is not supported."""
+
 
 class MediaEncoders(NamedTuple):
     """The encoders of a projector file; None for a kind of media that it does not have."""
@@ -77,7 +83,7 @@ def load_encoders(file: ModelFile, *, min_tokens: int = 0, max_tokens: int = 0) 
         name = projector_type(metadata, kind)
         projector = table.get(name)
         if projector is None:
-            raise UnsupportedModel(f"{file.source}: the projector '{name}' ({kind.value}) is not supported yet")
+            raise UnsupportedModel(f"{file.source}: the projector '{name}' ({kind.value}) is not supported")
         keys = EncoderKeys(metadata, kind, min_tokens=min_tokens, max_tokens=max_tokens)
         found[kind] = projector.load()(keys, Weights(file))
     encoders = MediaEncoders(found.get(MediaKind.IMAGE), found.get(MediaKind.AUDIO))
