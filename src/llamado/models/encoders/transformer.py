@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from llamado.ggml.graph import add, cast, flash_attn_ext, glu_split, mul, permute, relu, reshape, sqr, unary, view_3d
 from llamado.ggml.ops import GluOp, PrecType, UnaryOp
@@ -207,23 +207,27 @@ class EncoderLayer(NamedTuple):
         return x if self.out_scale is None else mul(x, self.out_scale)
 
 
+class TransformerOptions(TypedDict, total=False):
+    """Options of EncoderTransformer.
+
+    `prefix` of the tensors' names: "v". `norm`: layer norms. `activation`: that of the file. `n_layer`: the number of
+    layers in use: all. `scale` of the attention: 1/√head_dim.
+    """
+
+    prefix: str
+    norm: NormKind
+    activation: Activation
+    n_layer: int
+    scale: float
+
+
 class EncoderTransformer:
     """The layers of an encoder and the norms before and behind them, as far as the file has them."""
 
-    def __init__(
-        self,
-        keys: EncoderKeys,
-        weights: Weights,
-        *,
-        prefix: str = "v",
-        norm: NormKind = NormKind.LAYER,
-        activation: Activation | None = None,
-        n_layer: int | None = None,
-        scale: float | None = None,
-    ) -> None:
-        """Take the weights `prefix`.blk.N.*. `activation`: None: that of the file. `n_layer`: the number of layers in
-        use; None: all. `scale` of the attention; None: 1/√head_dim. Raises GgufError or InvalidModel.
-        """
+    def __init__(self, keys: EncoderKeys, weights: Weights, **options: Unpack[TransformerOptions]) -> None:
+        """Take the weights `prefix`.blk.N.*. Raises GgufError or InvalidModel."""
+        prefix, norm, scale = options.get("prefix", "v"), options.get("norm", NormKind.LAYER), options.get("scale")
+        activation, n_layer = options.get("activation"), options.get("n_layer")
         self.n_embd = keys.int_("embedding_length")
         self.n_head = keys.int_("attention.head_count")
         self.head_dim = keys.int_("attention.head_dim", self.n_embd // self.n_head)
