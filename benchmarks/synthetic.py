@@ -175,6 +175,23 @@ def has_more_bits(layer: int, n_layer: int) -> bool:
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 
 
+def write_vocabulary(writer: GGUFWriter, model: Path) -> int:
+    """Write the tokenizer of another model; return the number of its tokens."""
+    with GGUFFile.open(model) as file:
+        metadata = file.metadata
+        tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+        assert isinstance(tokens, StringArray) and isinstance(merges, StringArray)
+        writer.add_vocab_size(len(tokens))
+        writer.add_tokenizer_model(metadata.str_("tokenizer.ggml.model"))
+        writer.add_tokenizer_pre(metadata.str_("tokenizer.ggml.pre"))
+        writer.add_token_list(list(tokens))
+        writer.add_token_types(list(metadata.ints("tokenizer.ggml.token_type")))
+        writer.add_token_merges(list(merges))
+        writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
+        writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
+        return len(tokens)
+
+
 def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: int = 0) -> None:
     """Writes a model of a shape's architecture, with the tokenizer of another model."""
     low, high = MIXES[mix]
@@ -217,18 +234,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         writer.add_expert_count(shape.n_experts)
         writer.add_expert_used_count(shape.n_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
-    with GGUFFile.open(vocabulary_from) as file:
-        metadata = file.metadata
-        tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
-        assert isinstance(tokens, StringArray) and isinstance(merges, StringArray)
-        writer.add_vocab_size(len(tokens))
-        writer.add_tokenizer_model(metadata.str_("tokenizer.ggml.model"))
-        writer.add_tokenizer_pre(metadata.str_("tokenizer.ggml.pre"))
-        writer.add_token_list(list(tokens))
-        writer.add_token_types(list(metadata.ints("tokenizer.ggml.token_type")))
-        writer.add_token_merges(list(merges))
-        writer.add_bos_token_id(metadata.int_("tokenizer.ggml.bos_token_id"))
-        writer.add_eos_token_id(metadata.int_("tokenizer.ggml.eos_token_id"))
+    n_vocab = write_vocabulary(writer, vocabulary_from)
 
     made: list[Callable[[], NDArray[Any]]] = []  # one after the other, as they are written: all do not fit memory
 
@@ -299,7 +305,7 @@ def write_model(out: Path, shape: Shape, mix: str, vocabulary_from: Path, seed: 
         ):
             matrix(f"{prefix}{name}.weight", type_, rows, columns)
 
-    matrix("token_embd.weight", high, len(tokens), shape.n_embd)
+    matrix("token_embd.weight", high, n_vocab, shape.n_embd)
     norm("output_norm.weight")
     for layer in range(shape.n_layer):
         some = high if has_more_bits(layer, shape.n_layer) else low
@@ -335,14 +341,18 @@ def synthetic_model(shape: str, mix: str = "q4_k_m") -> Path:
     """The model of a shape's name, written into the cache on first use."""
     if shape not in SHAPES:
         sys.exit(f"synthetic-{shape}: no such shape; known are {', '.join(SHAPES)}")
+    return kept(f"{shape}-{mix}.gguf", lambda path: write_model(path, SHAPES[shape], mix, resolve("smollm2")))
+
+
+def kept(name: str, write: Callable[[Path], None]) -> Path:
+    """The file `name` in the cache, written there on first use."""
     root = os.environ.get("LLAMADO_CACHE")
-    folder = (Path(root) if root else Path.home() / ".cache" / "llamado") / "synthetic"
-    path = folder / f"{shape}-{mix}.gguf"
+    path = (Path(root) if root else Path.home() / ".cache" / "llamado") / "synthetic" / name
     if not path.exists():
         print(f"writing {path}", file=sys.stderr)
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
-        write_model(unfinished, SHAPES[shape], mix, resolve("smollm2"))
+        write(unfinished)
         unfinished.replace(path)
     return path
 
