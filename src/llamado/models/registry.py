@@ -199,7 +199,7 @@ UNSUPPORTED = {
         "program, llama-diffusion-cli, not in llama-server",
     ),
     "gptj": "llama.cpp has the name but no implementation",
-    "clip": "a vision encoder used beside a language model: only text input is supported",
+    "clip": "a projector file (mmproj), not a model: pass it with `--mmproj`, beside the model that it belongs to",
     "wavtokenizer-dec": "an audio decoder, which generates no text",
     **dict.fromkeys(("qwen3tts", "pockettts"), "speech models: they generate audio codes for another model, not text"),
     **dict.fromkeys(
