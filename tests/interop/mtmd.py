@@ -365,7 +365,7 @@ _ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_free": (None, (c_void_p,)),
     "llama_model_n_embd_inp": (c_int32, (c_void_p,)),
     "llama_log_set": (None, (_Log, c_void_p)),
-    "mtmd_log_set": (None, (_Log, c_void_p)),
+    "mtmd_helper_log_set": (None, (_Log, c_void_p)),
     "mtmd_context_params_default": (_ContextParams, ()),
     "mtmd_init_from_file": (c_void_p, (c_char_p, c_void_p, _ContextParams)),
     "mtmd_free": (None, (c_void_p,)),
@@ -409,9 +409,41 @@ def logged(lib: Any) -> Iterator[list[str]]:
     callback = _Log(add)
     _kept_callbacks.append(callback)
     lib.llama_log_set(callback, None)
-    lib.mtmd_log_set(callback, None)
+    lib.mtmd_helper_log_set(callback, None)  # sets that of mtmd, too
     yield lines
 
 
 _kept_callbacks: list[Any] = []
 """Log callbacks, which the library may call until the process ends."""
+
+
+class _InitOptions(Structure):
+    """mtmd_helper_init_opt."""
+
+    _fields_ = (("fps_target", c_float), ("ffmpeg_bin_dir", c_char_p), ("timestamp_interval_ms", ctypes.c_int64))
+
+
+class _Bitmap(Structure):
+    """mtmd_helper_bitmap_wrapper."""
+
+    _fields_ = (("bitmap", c_void_p), ("video_ctx", c_void_p))
+
+
+def decode(programs: Path, data: bytes) -> NDArray[np.uint8]:
+    """Return the pixels of a picture file as the library decodes it: uint8 [h, w, 3]. Raises ValueError."""
+    lib = library(programs)
+    lib.mtmd_helper_init_opt_default.restype = _InitOptions
+    lib.mtmd_helper_bitmap_init_from_buf.restype = _Bitmap
+    lib.mtmd_helper_bitmap_init_from_buf.argtypes = (c_void_p, c_char_p, c_size_t, c_bool, _InitOptions)
+    lib.mtmd_bitmap_get_data.restype = c_void_p
+    for name in ("mtmd_bitmap_get_data", "mtmd_bitmap_get_nx", "mtmd_bitmap_get_ny"):
+        getattr(lib, name).argtypes = (c_void_p,)
+    with logged(lib) as lines:
+        options = lib.mtmd_helper_init_opt_default()
+        bitmap = lib.mtmd_helper_bitmap_init_from_buf(None, data, len(data), False, options).bitmap
+    if not bitmap:
+        raise ValueError(f"mtmd cannot decode the picture:\n{''.join(lines[-8:])}")
+    width, height = lib.mtmd_bitmap_get_nx(bitmap), lib.mtmd_bitmap_get_ny(bitmap)
+    pixels = ctypes.string_at(lib.mtmd_bitmap_get_data(bitmap), width * height * 3)
+    lib.mtmd_bitmap_free(bitmap)
+    return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
