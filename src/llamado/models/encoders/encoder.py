@@ -8,6 +8,7 @@ from the start.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -77,6 +78,11 @@ class MediaEncoder(ABC):
     def causal(self) -> bool:
         """False if the text model computes a chunk without a causal mask (mtmd_decode_use_non_causal)."""
         return True
+
+    def digest(self, media: Media, *parts: object) -> bytes:
+        """Return the digest of a chunk: of the media, the projector, the user's limits, and the part of the media."""
+        described = f"{self.keys.projector} {self.keys.min_tokens} {self.keys.max_tokens} {parts}"
+        return hashlib.sha256(media.digest + described.encode()).digest()
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None:

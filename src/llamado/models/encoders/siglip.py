@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from llamado.ggml.graph import Graph, cont, mean, mul_mat, permute, reshape, transpose
 from llamado.ggml.tensor import Tensor
-from llamado.media.chunks import Piece
-from llamado.media.media import Media
+from llamado.media.chunks import EncoderInput, MediaChunk, Piece
+from llamado.media.media import Media, MediaKind
+from llamado.media.patches import merged_order, merged_patches
+from llamado.media.preprocessing import ImageOptions, fixed_size
+from llamado.media.resize import Resize, ResizeFilter
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass, MediaEncoder
-from llamado.models.encoders.patches import PatchEmbedding, add_positions
+from llamado.models.encoders.patches import ORDER, PATCHES, PatchEmbedding, add_positions
 from llamado.models.encoders.transformer import EncoderTransformer
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.weights import Weights
+
+_RESIZE = Resize(ResizeFilter.BILINEAR)
 
 
 class Gemma3Encoder(MediaEncoder):
@@ -24,6 +29,10 @@ class Gemma3Encoder(MediaEncoder):
         keys = self.keys
         size, patch = keys.int_("image_size"), keys.int_("patch_size")
         self.merge = keys.int_("projector.scale_factor", 4)
+        mean, std = keys.colors
+        self.options = ImageOptions(
+            image_size=size, patch_size=patch, mean=mean, std=std, n_merge=self.merge, resize=_RESIZE
+        )
         self.side = size // patch
         if not self.side or self.side % self.merge:
             raise InvalidModel(f"{self.side} patches a side are not divisible into squares of {self.merge}")
@@ -40,7 +49,20 @@ class Gemma3Encoder(MediaEncoder):
             )
 
     def prepare(self, media: Media) -> list[Piece]:
-        raise NotImplementedError
+        image = fixed_size(media, self.options).image
+        arrays = {
+            PATCHES: merged_patches(image, self.options.patch_size, self.merge),
+            ORDER: merged_order(self.side, self.side, self.merge),
+        }
+        n = self.side**2
+        chunk = MediaChunk(
+            kind=MediaKind.IMAGE,
+            input=EncoderInput((n,), arrays),
+            n_tokens=n // self.merge**2,
+            digest=self.digest(media),
+            causal=self.causal,
+        )
+        return ["<start_of_image>", chunk, "<end_of_image>"]
 
     def build(self, shape: tuple[int, ...]) -> Graph:
         (n_patches,) = shape
