@@ -22,6 +22,7 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.engine import Engine
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales
 from llamado.engine.lora_scales import DefaultScales
+from llamado.engine.media.stage import MediaStage
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import (
     Away,
@@ -97,6 +98,7 @@ class FakeForward:
         self.rows = {t.name: np.zeros((t.ne[1], t.nb[1]), np.uint8) for t in self.memory.tensors}
         self.sizes: list[int] = []
         self.scales: list[Scales] = []
+        self.embedded: list[bool] = []
         self.copies: list[tuple[int, int, int]] = []
         self.reads: list[tuple[int, int]] = []
         self.writes: list[tuple[int, int]] = []
@@ -146,7 +148,13 @@ class FakeForward:
         outputs: NDArray[np.int32],
         *,
         scales: Scales = (),
+        embeddings: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
+        if embeddings is not None:  # each has the id of the token that it stands for
+            assert len(embeddings) == tokens.size and (tokens < 0).all()
+            tokens = embeddings[:, 0].astype(np.int32)
+        assert (tokens >= 0).all()
+        self.embedded.append(embeddings is not None)
         future: Future[NDArray[np.float32]] = Future()
         future.set_result(self.run(tokens, self.memory.place(spans), outputs, scales))
         return future
@@ -358,6 +366,7 @@ def new_engine(
     tokenizer: EngineVocabulary,
     *,
     drafts: DraftManager | None = None,
+    media: MediaStage | None = None,
     lora: Sequence[float] = (),
     invocations: Sequence[Sequence[int]] = (),
     failover: float | None = None,
@@ -367,4 +376,4 @@ def new_engine(
     """Return an engine with options by name, including those of the split and of the adapters."""
     split = SplitOptions(failover=failover, request_wait=wait)
     scales = DefaultScales(lora, invocations)
-    return Engine(forward, tokenizer, EngineOptions(split=split, **options), scales=scales, drafts=drafts)
+    return Engine(forward, tokenizer, EngineOptions(split=split, **options), scales=scales, drafts=drafts, media=media)

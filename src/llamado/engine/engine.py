@@ -31,8 +31,10 @@ from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
-from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.contract import ActivatedScales, Forward, Scales
 from llamado.engine.lora_scales import DefaultScales
+from llamado.engine.media.spans import Spans, check_batches, check_prompt, span_at, text_tokens
+from llamado.engine.media.stage import MediaStage
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
@@ -85,7 +87,8 @@ class Engine:
     `options`: those of loading are ignored; n_ctx 0: as many tokens as the memory has. `scales`: scales of the model's
     adapters for requests without their own (see `set_lora`). Requests with different scales alternate, never share a
     forward pass, and never reuse each other's cells. `drafts`: sources of draft tokens (see drafts/), for this engine
-    only; None: no drafts. `top_rows`: a faster kernel.
+    only; None: no drafts. `media`: encodes the media of prompts; None: prompts have text only. `top_rows`: a faster
+    kernel.
 
     Cells are reused only for common prefixes: moving the cells of a later piece to another prompt (llama-server's
     `n_cache_reuse`) would change answers.
@@ -107,6 +110,7 @@ class Engine:
         *,
         scales: DefaultScales | None = None,
         drafts: DraftManager | None = None,
+        media: MediaStage | None = None,
         top_rows: RowFinder = top_rows_numpy,
     ) -> None:
         n_cells = forward.memory.n_cells
@@ -134,7 +138,8 @@ class Engine:
         self._sequence_cache = SequenceCache(
             forward, self._queue, self._stats, options, tokenizer.control, self._outages.note
         )
-        self._planner = Planner(forward, self._slots, self._sequence_cache, self._stats, options, drafts)
+        self._media = media or MediaStage()
+        self._planner = Planner(forward, self._slots, self._sequence_cache, self._stats, options, drafts, self._media)
         self._output_processor = OutputProcessor(
             tokenizer, self._queue, self._stats, options, top_rows, self._sequence_cache.shift
         )
@@ -168,11 +173,12 @@ class Engine:
         self._queue.check()
         if len(request.prompt) >= self.n_ctx:
             raise ContextExceeded(len(request.prompt), self.n_ctx)
-        if min(request.prompt) < 0 or max(request.prompt) >= self._forward.n_vocab:
-            raise InvalidRequest("Prompt contains invalid tokens")
+        check_prompt(request.prompt, request.media, self._forward.n_vocab)
+        if request.media:
+            self._check_media(request.media)
         if params.id_slot >= len(self._slots):
             raise InvalidRequest(f"Invalid slot ID {params.id_slot}: there are {len(self._slots)} slots")
-        scales = self._lora.for_prompt(params.lora, request.prompt)
+        scales = _outside_chunks(self._lora.for_prompt(params.lora, request.prompt), request.media)
         seed = params.sampling.seed
         if seed is None or seed == RANDOM_SEED:
             seed = secrets.randbits(32)
@@ -184,10 +190,18 @@ class Engine:
             processor=request.processor,
             weights=bool(params.n_probs and params.post_sampling_probs),
         )
-        sampler.start(request.prompt)
+        sampler.start(text_tokens(request.prompt) if request.media else request.prompt)
         task = Task(request, emit, flush, sampler=sampler, seed=seed, scales=scales)
         self._queue.add(task)
         return task.id
+
+    def _check_media(self, spans: Spans) -> None:
+        """Raise InvalidRequest if the engine cannot take these chunks."""
+        if not self._media.takes_media:
+            raise InvalidRequest("this model was loaded without a projector for media (--mmproj)")
+        check_batches(spans, self._planner.max_batch)
+        if self._forward.memory.has_states and not all(span.chunk.causal for span in spans):
+            raise InvalidRequest("recurrent layers read tokens in order, which this projector's media do not allow")
 
     @property
     def lora(self) -> tuple[float, ...]:
@@ -354,6 +368,8 @@ class Engine:
         with queue.wake:
             if queue.has_arrivals or self._calls or self._outages.current_loss():
                 return
+            if self._media.is_busy:
+                return
             loads = [slot.load for slot in self._slots if slot.load is not None]
             if any(slot.held for slot in self._slots) or (loads and not any(load.has_pieces for load in loads)):
                 queue.wake.wait(_CHECK_SECONDS)
@@ -377,9 +393,13 @@ class Engine:
         if not self._forward.launches or (self._drafts is not None and self._drafts.takes_long):
             self._queue.deliver()  # the first part takes long
         launched = len(self._in_flight)
+        if self._media.is_busy:
+            self._encode()
+            changed = True
         while (enough := len(self._in_flight) >= self._forward.depth) is False or self._can_draft_more():
             if not enough:
-                changed = self._queue.drop_cancelled()
+                changed |= self._queue.drop_cancelled()
+                self._drop_encodings()
                 self._sequence_cache.cancel_stale_reads()
                 changed |= self._start_slot_tasks()
                 changed |= self._admit()
@@ -406,6 +426,22 @@ class Engine:
             launched += 1
         self._complete(self._in_flight.popleft())
         return True
+
+    def _encode(self) -> None:
+        """Compute a segment of the media that requests wait for."""
+        self._drop_encodings()
+        failed = self._media.advance()
+        if failed is None:
+            return
+        log.error("%s", failed.error)
+        for slot in self._slots:
+            if any(slot.task is one for one in failed.requesters):
+                self._queue.fail(slot, failed.error)
+
+    def _drop_encodings(self) -> None:
+        """Drop encodings whose requests are over."""
+        if self._media.is_busy:
+            self._media.retain([slot.task for slot in self._slots if slot.task is not None])
 
     def _can_draft_more(self) -> bool:
         """Return True if more may be drafted until the next batch is done."""
@@ -450,7 +486,7 @@ class Engine:
 
     def _launch(self, slots: list[Slot], counts: list[int]) -> bool:
         """Start a batch; return False if it is empty: only drafts were requested, and none found."""
-        tokens, spans, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
+        tokens, spans, outputs, group, shares, n_prompt, embeddings = batch = self._planner.fill(slots, counts)
         if not tokens.size:
             return False
         self._stats.batch_tokens.add(tokens.size)
@@ -459,13 +495,13 @@ class Engine:
             if task.params.return_progress and not task.generated and handle.used == task.n_cached:
                 # nothing is computed yet: report the cached part of the prompt
                 task.queue_progress(handle.used, began)
-        features = None
+        features, more = None, {}
         width = 0 if self._drafts is None else self._drafts.features_width
         if width:
-            features = np.empty((tokens.size, width), np.float32)
-            rows = self._forward.start(tokens, spans, outputs, scales=scales, features=features)
-        else:
-            rows = self._forward.start(tokens, spans, outputs, scales=scales)
+            features = more["features"] = np.empty((tokens.size, width), np.float32)
+        if embeddings is not None:
+            more["embeddings"] = embeddings
+        rows = self._forward.start(tokens, spans, outputs, scales=group.scales, **more)  # type: ignore[arg-type]
         self._planner.started(batch)
         self._planner.overlaps = not rows.done()
         self._in_flight.append(_InFlightBatch(rows, shares, spans, features, tokens.size, n_prompt, began))
@@ -527,7 +563,7 @@ class Engine:
             slot, task = share.slot, share.task
             first = span.first
             n = min(share.n, slot.length - first)
-            if known and n >= 0 and (task.draft_state is not None or slot.task is task):
+            if known and not slot.spans and n >= 0 and (task.draft_state is not None or slot.task is task):
                 for token in share.draft[: slot.length - first - n]:
                     if slot.tokens[first + n] != token:
                         break
@@ -643,3 +679,11 @@ class Engine:
             store.n_tokens if store is not None else 0,
             store.entries if store is not None else (),
         )
+
+
+def _outside_chunks(scales: Scales, spans: Spans) -> Scales:
+    """Return the scales of adapters so that none begins to apply within a chunk, but behind it."""
+    span = span_at(spans, scales.start) if isinstance(scales, ActivatedScales) else None
+    if span is None or not isinstance(scales, ActivatedScales) or span.start == scales.start:
+        return scales
+    return ActivatedScales(tuple(scales), span.stop)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # `--help` imports this module, without numpy
     import numpy as np
     from numpy.typing import NDArray
 
+    from llamado.media.chunks import MediaSpan
     from llamado.text.grammar.compiler import Constraint
 
     TokenArray = NDArray[np.intc]
@@ -101,6 +102,8 @@ class Request:
 
     prompt: list[int]
     params: GenerationParams = field(default_factory=GenerationParams)
+    media: tuple[MediaSpan, ...] = ()
+    """The pictures and sounds in the prompt, whose tokens have ids below zero."""
     constraint: Constraint | None = None
     """The constraint of the answer's tokens."""
     processor: LogitsProcessor | None = None
@@ -169,6 +172,7 @@ class Defaults:
         self,
         prompt: Sequence[int],
         *,
+        media: tuple[MediaSpan, ...] = (),
         constraint: Constraint | None = None,
         processor: LogitsProcessor | None = None,
         until: Callable[[TokenArray, Logits], bool] | None = None,
@@ -179,6 +183,7 @@ class Defaults:
         request = Request(
             prompt=list(prompt),
             params=self.params(**fields),
+            media=media,
             constraint=constraint,
             processor=processor,
             until=until,

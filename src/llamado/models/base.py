@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from llamado.ggml.graph import concat, get_rows, scale, tanh
+from llamado.ggml.graph import add, concat, cont, get_rows, scale, tanh, view_2d
 from llamado.ggml.role import Role
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import ModelFile
@@ -45,6 +45,15 @@ class Model(ABC):
     """Weights that are in another file than the model's, by name."""
     max_heads: ClassVar[int] = 0
     """Draft heads: maximum number of prediction blocks of the file that form this model; 0 for a main model."""
+    takes_embeddings: ClassVar[bool] = True
+    """True if batches may have embeddings, as of pictures and sounds, instead of tokens."""
+    scales_embeddings: ClassVar[bool] = False
+    """True if `embedding_scale` applies to embeddings in place of tokens, too."""
+    deepstack: Mapping[int, int] = MappingProxyType({})
+    """Parts of a row of embeddings that are added to the input of layers: number of the part by layer (DeepStack, arXiv
+    2406.04334). Part 0 is the embedding itself."""
+    n_deepstack: int = 0
+    """Number of parts that a row of embeddings has besides part 0."""
     hidden_widths: tuple[int, ...] = (0,)
     """Accepted widths of the hidden state that comes with each token; 0: none."""
 
@@ -96,10 +105,18 @@ class Model(ABC):
         """Return the hidden state after a layer; None if `step.attend` returned None."""
 
     def _embed(self, step: Pass) -> Tensor:
-        if step.shape.embeddings:  # embeddings have the model's width already
-            return step.embeddings()
-        x, factor = step.get_rows(self._token_embd, step.tokens(), "embd"), self.hparams.embedding_scale
+        factor = self.hparams.embedding_scale
+        if step.shape.embeddings:
+            x = self._embedding_part(step, 0)
+            factor = factor if self.scales_embeddings and not self.n_deepstack else 1.0
+        else:
+            x = step.get_rows(self._token_embd, step.tokens(), "embd")
         return x if factor == 1.0 else scale(x, factor, name="inp_scaled")
+
+    def _embedding_part(self, step: Pass, number: int) -> Tensor:
+        """Return a part of each row of embeddings: F32 [n_embd, n_tokens]."""
+        x, n = step.embeddings(self.n_embd_input), self.hparams.n_embd
+        return x if x.ne[0] == n else cont(view_2d(x, n, x.ne[1], x.nb[1], number * n * x.nb[0]))
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return self._output_norm(step, x, "result_norm")
@@ -150,6 +167,11 @@ class Model(ABC):
         return True
 
     @property
+    def n_embd_input(self) -> int:
+        """Width of a row of embeddings that replaces a token (llama_model_n_embd_inp)."""
+        return self.hparams.n_embd * (1 + self.n_deepstack)
+
+    @property
     def n_before(self) -> int:
         """Number of tokens before each token of a batch that the model needs."""
         return 0
@@ -196,6 +218,8 @@ class Model(ABC):
         between: list[Tensor] = []
         for layer in range(self.hparams.n_layer):
             assert x is not None  # only the last layer may return None
+            if shape.embeddings and layer in self.deepstack:
+                x = add(x, self._embedding_part(step, self.deepstack[layer]), f"deepstack_in-{layer}")
             between.append(x)
             x = self._layer(step, layer, x)
             if x is not None and self.control is not None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+NO_TOKEN, NOT_TEXT = -1, -2
+"""Ids of tokens before a token (see Batch.before): of none, and of one that has an embedding instead of an id."""
 FEATURES = "features"
 """Name of the graph output with hidden states for a draft head."""
 
@@ -111,9 +113,9 @@ class Batch:
 
     `positions`: int32 [n], each token's position in its sequence, or [4, n] for multi-dimensional positions. `outputs`:
     int32, the output rows, ascending. `memory`: the rows used in each part of the model's memory. `tokens`: int32 [n],
-    or `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `hidden_states`: float32 [n,
+    or `embeddings`: float32 [n, Model.n_embd_input]. `n_seqs`: see BatchShape. `hidden_states`: float32 [n,
     BatchShape.hidden_width], for a draft head. `before`: int32 [n, k], the k tokens before each token in its sequence,
-    -1 if there is none, for models that need them.
+    or NO_TOKEN or NOT_TEXT, for models that need them.
     """
 
     positions: NDArray[np.integer]

@@ -14,7 +14,7 @@ from llamado.ggml.ops import RopeMode, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.forward import LongRopeFactors, Pass
-from llamado.models.hparams import HyperParameters, Rope, RouterKind, mrope_text_mode, read_hparams
+from llamado.models.hparams import HyperParameters, Rope, RouterKind, mrope_text_mode, read_hparams, with_sections
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Mixer, OutputGate, QkNorm
 from llamado.models.parts.experts import take_experts
@@ -63,8 +63,8 @@ class Decoder(Model):
 
     The defaults of the table are Llama's (arXiv 2302.13971):
 
-    - `rope_mode`: pairs of elements that rotate together; `has_mrope`: files may have multi-dimensional positions;
-      `has_rope`: False if there is no rotary embedding.
+    - `rope_mode`: pairs of elements that rotate together; `has_mrope`: files may have multi-dimensional positions,
+      which `mrope_mode` assigns to pairs; `has_rope`: False if there is no rotary embedding.
     - `norm_eps`: key of the norms' epsilon; `norms`: the norms of a layer, of the kind of `_take_norm`.
     - `qk_norm`: norms of queries and keys; `output_gate`: activation of a gate of the attention output.
     - `scale_queries`: the queries are scaled instead of the query-key products.
@@ -74,6 +74,7 @@ class Decoder(Model):
 
     rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
     has_mrope: ClassVar[bool] = False
+    mrope_mode: ClassVar[RopeMode] = RopeMode.MROPE
     has_rope: bool = True
     norm_eps: str = "attention.layer_norm_rms_epsilon"
     norms: ClassVar[NormNames] = PRE_NORMS
@@ -89,6 +90,8 @@ class Decoder(Model):
         hp = read_hparams(
             keys, n_vocab=n_vocab, rope_mode=rope_mode, norm_eps=self.norm_eps, recurrent=self.is_recurrent
         )
+        if self.has_mrope:
+            hp = replace(hp, rope=with_sections(keys, hp.rope, self.mrope_mode))
         return hp if self.router is None else replace(hp, experts=self.router.read(keys, hp.n_ff[0]))
 
     def _take_weights(self, weights: Weights) -> None:

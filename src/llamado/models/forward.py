@@ -146,9 +146,9 @@ class Pass:
         """Return the tokens: I32 [n_tokens]."""
         return self.input(TokenIds(self.shape.n_tokens))
 
-    def embeddings(self) -> Tensor:
-        """Return the embeddings that replace tokens: F32 [n_embd, n_tokens]."""
-        return self.input(Embeddings(self._hparams.n_embd, self.shape.n_tokens))
+    def embeddings(self, width: int) -> Tensor:
+        """Return the embeddings that replace tokens: F32 [width, n_tokens]."""
+        return self.input(Embeddings(width, self.shape.n_tokens))
 
     def hidden_states(self) -> Tensor:
         """Return the hidden state that comes with each token: F32 [hidden_width, n_tokens]."""
@@ -260,14 +260,17 @@ class Pass:
         """
         if isinstance(factors, LongRopeFactors):
             factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
-        if rope.fixed_pairs:
+        multi = rope.sections if self.shape.embeddings and positions is None else None
+        if multi is not None:
+            positions = self.positions(4)
+        elif rope.fixed_pairs:
             factors = self.input(FixedPairs(rope.n_dims // 2, rope.fixed_pairs))
         return rope_ext(
             x,
             self.positions() if positions is None else positions,
             factors,
             rope.n_dims,
-            rope.mode,
+            rope.mode if multi is None else multi.mode,
             rope.n_ctx_orig,
             rope.freq_base,
             rope.freq_scale,
@@ -277,6 +280,7 @@ class Pass:
             rope.beta_slow,
             name,
             offset,
+            None if multi is None else multi.lengths,
         )
 
     def attend(

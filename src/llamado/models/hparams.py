@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import log
 from typing import NamedTuple
@@ -29,11 +29,19 @@ class Pooling(IntEnum):
     RANK = 4
 
 
+class PositionSections(NamedTuple):
+    """M-RoPE: the multi-section mode, and the number of pairs for each of the four dimensions of a position."""
+
+    mode: RopeMode
+    lengths: tuple[int, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of a kind of layer; parameters as in `ggml.graph.rope_ext`.
 
-    The pairs in `fixed_pairs` are not rotated.
+    The pairs in `fixed_pairs` are not rotated. `sections`: rotation by multi-dimensional positions, which batches of
+    embeddings have; `mode` and `fixed_pairs` give the same result for text.
     """
 
     n_dims: int
@@ -46,6 +54,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     fixed_pairs: tuple[int, ...] = ()
+    sections: PositionSections | None = field(default=None, repr=False)
 
 
 class Temperature(NamedTuple):
@@ -321,6 +330,18 @@ def mrope_text_mode(keys: Keys, mode: RopeMode) -> RopeMode:
     return RopeMode.NEOX
 
 
+def with_sections(keys: Keys, rope: Rope, mode: RopeMode) -> Rope:
+    """Return the rope with the file's sections for multi-dimensional positions; unchanged if it has none.
+
+    `mode`: how pairs are assigned to sections, MROPE or IMROPE. Raises GgufError.
+    """
+    lengths = keys.metadata.ints(keys.name("rope.dimension_sections"), ())
+    if len(lengths) < 2 or min(lengths[:2]) <= 0:
+        return rope
+    a, b, c, d = (*lengths, 0, 0)[:4]
+    return replace(rope, sections=PositionSections(mode, (a, b, c, d)))
+
+
 def interleaved_mrope(keys: Keys, rope: Rope) -> Rope:
     """Return the rope for text in models with interleaved M-RoPE (Qwen3-VL, arXiv 2511.21631).
 
@@ -334,7 +355,9 @@ def interleaved_mrope(keys: Keys, rope: Rope) -> Rope:
         raise InvalidModel(f"metadata key '{key}' is {list(sections)}; three or four numbers of pairs are expected")
     n = sum(sections)
     fixed_pairs = tuple(i for i in range(rope.n_dims // 2) if i % n >= 3 * sections[i % n % 3])
-    return replace(rope, mode=RopeMode.NEOX, fixed_pairs=fixed_pairs)
+    a, b, c, d = (*sections, 0)[:4]
+    multi = PositionSections(RopeMode.IMROPE, (a, b, c, d))
+    return replace(rope, mode=RopeMode.NEOX, fixed_pairs=fixed_pairs, sections=multi)
 
 
 def read_pooling(keys: Keys) -> Pooling | None:

@@ -111,10 +111,10 @@ class TokenIds(_Integers):
 
 
 class Embeddings(Input):
-    """F32 [n_embd, n_tokens]: embeddings that replace tokens."""
+    """F32 [width, n_tokens]: embeddings that replace tokens (see Model.n_embd_input)."""
 
-    def __init__(self, n_embd: int, n_tokens: int) -> None:
-        super().__init__("embeddings", TensorType.F32, n_embd, n_tokens)
+    def __init__(self, width: int, n_tokens: int) -> None:
+        super().__init__("embeddings", TensorType.F32, width, n_tokens)
 
     def fill(self, batch: Batch) -> Bytes:
         if batch.embeddings is None:
@@ -290,7 +290,6 @@ class Mask(Input):
                 else [reach] * len(own)
             )
             least = [max(origin, row - n) for origin, row, n in zip(origins, own, reaches, strict=True)]
-            lasts = own
         else:
             least = origins
         seen = [

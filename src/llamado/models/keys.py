@@ -62,6 +62,7 @@ INTEGERS: dict[str, Range] = {
     "attention.shared_kv_layers": Range(0, MOST_LAYERS, "as block_count"),
     "embedding_length_per_layer_input": Range(0, 2**20, "as embedding_length"),
     "rope.dimension_count_swa": Range(2, 2**16, "as attention.key_length"),
+    "n_deepstack_layers": Range(0, MOST_LAYERS, "3 in use"),
     "nextn_predict_layers": Range(0, MOST_LAYERS, "as block_count"),
     "target_hidden_size": Range(1, 2**20, "as embedding_length"),
     "block_size": Range(2, 1024, "tokens that are drafted at once; 8 to 16 in use"),

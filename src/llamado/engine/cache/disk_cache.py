@@ -201,7 +201,7 @@ class DiskCache:
     def find(
         self, tokens: Tokens, scales: Scales, reach: Callable[[int, int], int], has_tails: bool
     ) -> StoredChain | None:
-        """Find the longest usable beginning of a sequence; `reach` is Memory.tail_reach."""
+        """Find the longest usable beginning of a sequence; `reach` is Memory.tail_reach, or accepts fewer."""
         best: StoredChain | None = None
         numerics = self._numerics()
         with self._lock:
@@ -219,8 +219,8 @@ class DiskCache:
                     elif same > cover:
                         cover, last = same, block
                 blocks = [*path, last] if last is not None else path
-                if not has_tails and cover:
-                    best = StoredChain(cover, blocks, None)
+                if not has_tails and (n := reach(cover, cover)):
+                    best = StoredChain(n, blocks, None)
                 for block, same in tails:
                     n = reach(block.end, min(same, cover))
                     if n and (best is None or n > best.n):

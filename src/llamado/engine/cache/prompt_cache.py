@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from llamado.engine.cache.snapshots import drop, thin_out
 from llamado.engine.forward.contract import Cells, Scales, alike
+from llamado.engine.media.spans import text_tokens
 from llamado.engine.request import StoredPrompt
 from llamado.models.memory import Handle, Memory
 
 # Cells that are read to measure the cost of reading: few, because of slow links, and more if the few took at most this
 # long; and the number of unprofitable sequences after which reading is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
-_BEGINNING = 48  # first tokens of a sequence that people see
+_BEGINNING = 48  # first tokens of a sequence whose text people see
 _SHOWN = 100  # most sequences that are listed: each change rebuilds the list
 Read = Callable[[int, int], Cells]
 """Read `n` cells of a sequence from a position on."""
@@ -224,14 +225,21 @@ class PromptStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[StoredSequence, int] | None:
+    def find(
+        self, tokens: Tokens, least: int, scales: Scales = (), reach: Callable[[int, int], int] | None = None
+    ) -> tuple[StoredSequence, int] | None:
         """Return the sequence with the longest usable common prefix of at least `least` tokens, and that length.
 
-        The sequence counts as used now.
+        The sequence counts as used now. `reach` replaces that of the tails (see `Tails.tail_reach`); it may accept
+        fewer prefixes.
         """
+        reach = reach or self._reach
         best, longest = None, least - 1
         for stored in reversed(self._kept):
-            if stored.tokens.size > longest and (n := self.useful(stored, stored.shared(tokens, scales))) > longest:
+            if (
+                stored.tokens.size > longest
+                and (n := self.useful(stored, stored.shared(tokens, scales), reach)) > longest
+            ):
                 best, longest = stored, n
                 if n == tokens.size:
                     break
@@ -240,9 +248,10 @@ class PromptStore:
         self._use(best)
         return best, longest
 
-    def useful(self, stored: StoredSequence, n: int) -> int:
+    def useful(self, stored: StoredSequence, n: int, reach: Callable[[int, int], int] | None = None) -> int:
         """Return how many of a sequence's first `n` tokens one can continue from with one of its tails."""
-        return max((self._reach(tail, n) for tail in stored.tails), default=0)
+        reach = reach or self._reach
+        return max((reach(tail, n) for tail in stored.tails), default=0)
 
     def tail(self, stored: StoredSequence, n: int) -> int:
         """Return the token count of the tail to continue from the first `n` tokens, for an `n` returned by `useful`."""
@@ -340,7 +349,9 @@ class PromptStore:
         """The most recently used sequences, newest first. Rebuilt only after a change, because each step reads them."""
         if self._entries is None:
             self._entries = tuple(
-                StoredPrompt(one.tokens.size, one.nbytes, one.used, tuple(one.tokens[:_BEGINNING].tolist()))
+                StoredPrompt(
+                    one.tokens.size, one.nbytes, one.used, tuple(text_tokens(one.tokens[:_BEGINNING].tolist()))
+                )
                 for one in self._kept[: -_SHOWN - 1 : -1]
             )
         return self._entries

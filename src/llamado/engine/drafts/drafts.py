@@ -4,6 +4,7 @@ their time.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,7 +18,10 @@ from llamado.engine.drafts.cost import Cost, DraftWindow
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, TokenSampler
 from llamado.engine.drafts.pending_draft import PendingDraft
+from llamado.engine.media.spans import text_tokens
 from llamado.engine.request import KindCounts
+
+log = logging.getLogger(__name__)
 
 MOST = 64
 """Most draft tokens of one sequence in a batch."""
@@ -26,14 +30,24 @@ WINDOW = 16
 
 
 class DraftState:
-    """Draft state of one sequence: each source's drafter and acceptance rates."""
+    """Draft state of one sequence: each source's drafter and acceptance rates.
 
-    __slots__ = ("ahead", "chances", "drafters", "guess", "history")
+    `history` is its text. Models do not draft for a sequence with `media`, which they cannot see.
+    """
+
+    __slots__ = ("ahead", "chances", "drafters", "guess", "history", "media", "n_seen")
 
     def __init__(
-        self, ahead: PendingDraft, guess: TokenSampler, drafters: list[Drafter], chances: list[AcceptanceRates]
+        self,
+        ahead: PendingDraft,
+        guess: TokenSampler,
+        drafters: list[Drafter],
+        chances: list[AcceptanceRates],
+        media: bool = False,
     ) -> None:
+        self.media = media
         self.history: list[int] = []
+        self.n_seen = 0
         self.ahead = ahead
         self.guess = guess
         self.drafters = drafters
@@ -41,7 +55,7 @@ class DraftState:
 
     def forget(self) -> None:
         """Reset after the sequence was rewritten."""
-        self.history = []
+        self.history, self.n_seen = [], 0
         for drafter in self.drafters:
             drafter.forget()
 
@@ -85,15 +99,21 @@ class DraftManager:
         self._model = next((kind for kind in self.kinds if isinstance(kind, ModelKind)), None)
         self._seconds = 0.0  # seconds that the model took since the last batch
         self._most, self._least = most, least
+        self._logged = False
         self._chances = [AcceptanceRates(kind.first_guess) for kind in self.kinds]
         self._counts = [[0, 0, 0] for _ in self.kinds]
         self.accepted_at = [0] * MOST
         """Accepted draft tokens by position in their draft."""
 
-    def follow(self, ahead: PendingDraft, guess: TokenSampler) -> DraftState:
-        """Begin a sequence with draft tokens `ahead`; `guess` samples like its request."""
+    def follow(self, ahead: PendingDraft, guess: TokenSampler, *, media: bool = False) -> DraftState:
+        """Begin a sequence with draft tokens `ahead`; `guess` samples like its request. `media`: it has pictures or
+        sounds.
+        """
+        if media and self._model is not None and not self._logged:
+            self._logged = True
+            log.debug("%s does not draft for prompts with media", self._model.name)
         drafters = [kind.drafter() for kind in self.kinds]
-        return DraftState(ahead, guess, drafters, [AcceptanceRates(common) for common in self._chances])
+        return DraftState(ahead, guess, drafters, [AcceptanceRates(common) for common in self._chances], media)
 
     @property
     def takes_long(self) -> bool:
@@ -144,7 +164,8 @@ class DraftManager:
         """Return the best draft among those that cost nothing to make, and its value."""
         draft_state = request.draft_state
         history = draft_state.history
-        history.extend(request.tokens[len(history) : request.length].tolist())
+        history.extend(text_tokens(request.tokens[draft_state.n_seen : request.length].tolist()))
+        draft_state.n_seen = request.length
         ahead = draft_state.ahead.tokens
         confidence = draft_state.confidence()
         most = min(request.most, self._most)
@@ -178,6 +199,8 @@ class DraftManager:
         queries, which = [], []
         for i, (request, (_, worth)) in enumerate(zip(requests, found, strict=True)):
             draft_state, most = request.draft_state, min(request.most, self._most)
+            if draft_state.media:
+                continue
             drafter, chances = draft_state.drafters[number], draft_state.chances[number]
             confidence = draft_state.confidence()
             assert isinstance(drafter, ModelDrafter)

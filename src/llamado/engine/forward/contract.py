@@ -182,6 +182,7 @@ class Forward(Protocol):
         features: NDArray[np.float32] | None = None,
         given: NDArray[np.float32] | None = None,
         stage: int = 0,
+        embeddings: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
         """Evaluate tokens; the result is logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
@@ -189,8 +190,9 @@ class Forward(Protocol):
         the caller advances. `outputs`: the rows that get logits, ascending. `scales`: of the adapters. The arrays may
         change once this returns, except `features`: `[len(tokens), features_width]`, which has the tokens' hidden
         states when the future is done. `given`, `stage`: a draft head's input for each token, and the number of the
-        stage that predicts; its `features` are those of the outputs. The future fails with DeviceLost when a device is
-        gone: all sequences are void then, and nothing can be started until `recovery.restore` has succeeded.
+        stage that predicts; its `features` are those of the outputs. `embeddings`: rows that replace the tokens. The
+        future fails with DeviceLost when a device is gone: all sequences are void then, and nothing can be started
+        until `recovery.restore` has succeeded.
         """
         ...
 

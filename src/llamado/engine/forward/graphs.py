@@ -52,6 +52,9 @@ class Graphs:
             self.largest.append(replace(many, n_kv=n_cells))
         if n_adapters:
             self.largest.append(replace(self.largest[0], scales=(1.0,) * n_adapters))
+        if options.embeddings:
+            self.largest.append(replace(self.largest[0], embeddings=True))
+        self._embeddings = options.embeddings
 
     def shape(
         self,
@@ -135,6 +138,9 @@ class Graphs:
         now = {n for n in batch_sizes if n <= _READY or n > FEW or n == self._max_batch}
         sizes = sorted({n for n in now if n <= self._max_batch}, reverse=True)
         shapes = [shape for n in sizes for shape in self._shapes(n, min(n, 8), 1, scales)]
+        if self._embeddings:
+            largest = self._shapes(self._max_batch, 0, 1, scales)
+            shapes += [replace(shape, embeddings=True) for shape in largest if shape.n_seqs < 2]
         for i, shape in enumerate(shapes):
             if progress is not None:
                 progress(COMPILING, i, len(shapes))

@@ -28,6 +28,8 @@ class RunnerOptions(MemoryOptions):
     """Results of batches: logits, or the numbers of an embedding."""
     features: tuple[int, ...] = ()
     """Layers whose hidden states are returned, too (see BatchShape)."""
+    embeddings: bool = False
+    """True if batches may have embeddings of media instead of tokens."""
     observer: ProductObserver | None = None
     """Adds outputs to graphs, for `ModelRunner.read`; everything must be on one device."""
     mlock: bool = False

@@ -167,6 +167,7 @@ class ModelRunner:
         features: NDArray[np.float32] | None = None,
         given: NDArray[np.float32] | None = None,
         stage: int = 0,
+        embeddings: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
         """Start a batch (see Forward.start). Raises ForwardError and DeviceLost."""
         lost = self.recovery.lost()
@@ -179,9 +180,12 @@ class ModelRunner:
         except ValueError as error:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
-            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, hidden_states=given, before=before)
+            ids = tokens if embeddings is None else None
+            batch = Batch(
+                parts[0].positions, outputs, parts[0].rows, ids, embeddings, hidden_states=given, before=before
+            )
             return self.submit(batch, scales, features, stage)
-        return self._start_each(parts, tokens, outputs, scales, features, before)
+        return self._start_each(parts, tokens, outputs, scales, features, before, embeddings)
 
     def _start_each(
         self,
@@ -191,6 +195,7 @@ class ModelRunner:
         scales: Scales,
         features: NDArray[np.float32] | None,
         before: NDArray[np.int32] | None,
+        embeddings: NDArray[np.float32] | None,
     ) -> Future[NDArray[np.float32]]:
         """Evaluate a batch in the parts that it was divided into."""
         if len(tokens) > self.max_batch:
@@ -201,7 +206,9 @@ class ModelRunner:
             places = np.flatnonzero(np.isin(outputs, part.tokens))
             wanted = np.searchsorted(part.tokens, outputs[places])
             behind = None if before is None else before[part.tokens]
-            batch = Batch(part.positions, wanted, part.rows, tokens[part.tokens], n_seqs=part.n_seqs, before=behind)
+            ids = tokens[part.tokens] if embeddings is None else None
+            rows = None if embeddings is None else embeddings[part.tokens]
+            batch = Batch(part.positions, wanted, part.rows, ids, rows, n_seqs=part.n_seqs, before=behind)
             own = None if features is None else np.empty((len(part.tokens), self.features_width), np.float32)
             joined.add(self.submit(batch, scales, own), places, part.tokens, own)
         return joined.future
@@ -215,7 +222,7 @@ class ModelRunner:
         if lost is not None:
             raise lost
         embeddings = batch.tokens is None
-        if embeddings and not self._graphs.largest[-1].embeddings:
+        if embeddings and not any(shape.embeddings for shape in self._graphs.largest):
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
         given = 0 if batch.hidden_states is None else batch.hidden_states.shape[1]
@@ -257,8 +264,9 @@ class ModelRunner:
             raise ForwardError("a token before the first position")
         if tokens is not None and (len(tokens) != n or not _all_below(tokens, self.n_vocab)):
             raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
-        if tokens is None and (embeddings is None or embeddings.shape != (n, self.model.hparams.n_embd)):
-            raise ForwardError(f"{n} tokens without embeddings of {self.model.hparams.n_embd} elements")
+        width = self.model.n_embd_input
+        if tokens is None and (embeddings is None or embeddings.shape != (n, width)):
+            raise ForwardError(f"{n} tokens without embeddings of {width} elements")
         if len(outputs) and (len(outputs) > n or not _all_below(outputs, n)):
             raise ForwardError(f"an output that is no row of a batch of {n}")
         return used

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.drafts.drafts import MOST, WINDOW, DraftManager, DraftRequest
-from llamado.engine.forward.contract import Forward, Scales
+from llamado.engine.forward.contract import Forward
+from llamado.engine.media.stage import MediaStage
 from llamado.engine.options import SchedulerOptions
 from llamado.engine.scheduler.prefix import SequenceCache
-from llamado.engine.scheduler.slots import Slot, Task
+from llamado.engine.scheduler.slots import BatchGroup, Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
 from llamado.models.memory import Handle, Span
 
@@ -61,9 +62,11 @@ class ScheduledBatch(NamedTuple):
     tokens: NDArray[np.int32]
     spans: list[Span]
     outputs: NDArray[np.int32]
-    scales: Scales
+    group: BatchGroup
     shares: list[BatchShare]
     n_prompt: int
+    embeddings: NDArray[np.float32] | None = None
+    """Rows in place of the tokens, if these are of media."""
 
 
 class Planner:
@@ -77,16 +80,18 @@ class Planner:
         stats: Statistics,
         options: SchedulerOptions,
         drafts: DraftManager | None,
+        media: MediaStage,
     ) -> None:
+        self._media = media
         self._forward = forward
         self._slots = slots
         self._sequence_cache = sequences
         self._stats = stats
         self._cont_batching = options.cont_batching
-        self._max_batch = max(1, min(options.n_batch, forward.max_batch))
+        self._max_batch = self.max_batch = max(1, min(options.n_batch, forward.max_batch))
         self._busy_batch = max(1, min(options.prefill_chunk, self._max_batch))
         self._turn = 0
-        self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or of their arrival
+        self._served: dict[BatchGroup, int] = {}  # number of the last batch of slots in the group, or of their arrival
         self._n_launched = 0
         self.n_generating = 0
         """Generating sequences, including those whose tokens are in flight."""
@@ -115,17 +120,17 @@ class Planner:
         active = [slot for slot in self._slots if slot.task is not None and slot.load is None]
         if len(active) > 1:
             active.sort(key=_age)
-        groups: dict[Scales, list[Slot]] = {}
+        groups: dict[BatchGroup, list[Slot]] = {}
         for slot in active:
-            groups.setdefault(slot.scales_now, []).append(slot)
-        self._served = {scales: self._served.get(scales, self._n_launched) for scales in groups}
+            groups.setdefault(slot.group, []).append(slot)
+        self._served = {group: self._served.get(group, self._n_launched) for group in groups}
         if len(groups) < 2:
             return self._plan_group(active)
         # Groups alternate: the least recently served is next. A group whose tokens are all in flight, or that has to
         # wait for room, lets the others pass.
         busy = sum(slot.task is not None and bool(slot.task.generated) for slot in active)
-        for scales in sorted(groups, key=self._served.__getitem__):
-            slots, counts = self._plan_group(groups[scales], n_groups=len(groups), n_generating=busy)
+        for group in sorted(groups, key=self._served.__getitem__):
+            slots, counts = self._plan_group(groups[group], n_groups=len(groups), n_generating=busy)
             if slots:
                 return slots, counts
         return [], []
@@ -148,7 +153,8 @@ class Planner:
             if handle is not None and handle.used == slot.length:  # all of it is in flight
                 n_flying += bool(task.generated)
                 continue
-            if handle is None or not task.generated or slot.length - handle.used > self._behind:
+            behind = slot.length - (0 if handle is None else handle.used)
+            if handle is None or not task.generated or behind > self._behind or slot.group.is_media:
                 reading.append(slot)
             elif slot.length <= handle.capacity:
                 handle.need = slot.length
@@ -211,12 +217,18 @@ class Planner:
         slots, counts, ready = self._allocate_cells(slots, counts, reading)
         ready.sort(key=self._due_time)
         for slot in ready:
-            if slots and slot.scales_now != slots[0].scales_now:
-                continue  # the cells it shares reach to the start of its adapter
+            if slots and slot.group != slots[0].group:
+                continue  # the cells it shares reach to the start of its adapter, or of a chunk
             left = slot.pending
             count = min(slot.n_batchable, room)
+            if count < slot.n_inseparable:
+                if slots:
+                    break
+                count = slot.n_inseparable
             halves = len(ready) > 1 and slot is ready[0] and room < left < 2 * room
-            if halves:  # the second half is not so small that another prompt should fill it up
+            if (
+                halves and count > slot.n_inseparable
+            ):  # the second half is not so small that another prompt should fill it up
                 count = min(count, -(-left // (2 * _PIECE)) * _PIECE)
             slots.append(slot)
             counts.append(count)
@@ -253,7 +265,9 @@ class Planner:
                 sequences.recall(slot)
                 if slot.load is not None:
                     continue
-            ready.append(slot)
+            span, task = slot.next_span if slot.spans else None, slot.task
+            if span is None or task is None or self._media.provide(task, span.chunk):
+                ready.append(slot)
         return slots, counts, ready
 
     def _due_time(self, slot: Slot) -> float:
@@ -280,6 +294,7 @@ class Planner:
         spans: list[Span] = []
         shares: list[BatchShare] = []
         outputs: list[int] = []
+        rows: list[NDArray[np.float32]] = []
         n_prompt = 0
         memory = self._sequence_cache.memory
         drafts = self._draft(slots, counts)
@@ -296,11 +311,14 @@ class Planner:
             elif not count:
                 continue
             self._sequence_cache.keep_checkpoints(slot, count + len(draft))
-            first, back = used + n_ahead, memory.n_before
+            span = slot.next_span if slot.spans else None
+            if span is not None:
+                rows.append(task.embeddings[span.chunk.digest][used - span.start : end - span.start])
+            back = memory.n_before
             recent = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
-            spans.append(Span(handle, first, count + len(draft), n_ahead, recent[-back:]))
+            spans.append(slot.span(count + len(draft), n_ahead, recent[-back:], multi=self._media.multi_positions))
             row, n_before = None, len(outputs)
-            if task.needs_prompt_rows:
+            if task.needs_prompt_rows and span is None:
                 outputs.extend(range(n - count, n - (end == slot.length)))
             prompt_rows = slice(n_before, len(outputs))
             if end == slot.length:
@@ -314,7 +332,8 @@ class Planner:
             if not task.generated:
                 n_prompt += count
         rows_out = np.array(outputs, np.int32)
-        return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales_now, shares, n_prompt)
+        embeddings = np.concatenate(rows) if rows else None
+        return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].group, shares, n_prompt, embeddings)
 
     def _draft(self, slots: list[Slot], counts: list[int]) -> list[list[int]]:
         """Return draft tokens for each slot, as many as there is room for and as are worth their time."""
@@ -337,7 +356,7 @@ class Planner:
                 most = min(most, task.budget - 1 - len(task.ahead))
             if most > 0:
                 if task.draft_state is None:
-                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess())
+                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess(), media=bool(slot.spans))
                 place = task.n_prompt + len(task.generated)
                 requests.append(DraftRequest(task.draft_state, slot.tokens, slot.length, most, place))
                 drafting.append(i)
@@ -352,7 +371,7 @@ class Planner:
     def started(self, batch: ScheduledBatch) -> None:
         """Record that the batch was started. Batches run in order, so for later plans it counts as done."""
         self._n_launched += 1
-        self._served[batch.scales] = self._n_launched
+        self._served[batch.group] = self._n_launched
         stats = self._stats
         for share in batch.shares:
             handle = share.handle

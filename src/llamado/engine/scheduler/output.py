@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.engine.media.spans import fitted_discard, text_tokens
 from llamado.engine.options import SchedulerOptions
 from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs, TopTokens
 from llamado.engine.sampling import samplers
@@ -81,7 +82,7 @@ class OutputProcessor:
         for place, row in enumerate(rows, first + 1):
             if task.request.on_prompt_row is not None:
                 task.request.on_prompt_row(place - 1, row)
-            if not task.params.prompt_probs:
+            if not task.params.prompt_probs or task.request.prompt[place] < 0:
                 continue
             task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
 
@@ -100,7 +101,7 @@ class OutputProcessor:
             if params.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
-        if request.until is not None and request.until(slot.tokens[: slot.length].copy(), row):
+        if request.until is not None and request.until(_text_of(slot), row):
             text = task.answer.finish()
             if text:
                 task.queue_event(Token(text, [], None, len(task.generated)))
@@ -124,13 +125,14 @@ class OutputProcessor:
 
         stop: StopType = "none"
         full = slot.length + 1 >= slot.n_ctx
+        shift = self._plan_shift(slot, task) if full else None
         if token in self._tokenizer.eog:
             stop = "eos"
         elif answer.stopping_word:
             stop = "word"
         elif answer.outdented or params.n_predict == len(task.generated):
             stop = "limit"
-        elif full and not (self._context_shift and slot.n_ctx > 2):  # of two tokens there is none to drop
+        elif full and shift is None:
             stop, task.truncated = "limit", True
         elif 0 < params.t_max_predict_ms < 1e3 * (now - task.t_first) and "\n" in text:
             stop = "limit"
@@ -144,21 +146,27 @@ class OutputProcessor:
         if stop != "none":
             self._finish(slot, task, stop)
             return None
-        if full:
-            self._shift(slot, task)
+        if shift is not None:
+            n_keep, n_discard = shift
+            log.info(
+                "task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep
+            )
+            self._shift_slot(slot, n_keep, n_discard)
+            task.truncated = True
         slot.append(token)
         return token
 
-    def _shift(self, slot: Slot, task: Task) -> None:
-        """Drop part of a full context, by llama-server's rule for the amount."""
+    def _plan_shift(self, slot: Slot, task: Task) -> tuple[int, int] | None:
+        """Return the tokens of a full context to keep, and to drop behind them, by llama-server's rule; None if the
+        answer ends instead.
+        """
+        if not self._context_shift or slot.n_ctx <= 2:  # of two tokens there is none to drop
+            return None
         params = task.params
         n_keep = task.n_prompt if params.n_keep < 0 else params.n_keep
         n_keep = max(0, min(n_keep + self._tokenizer.add_bos, slot.n_ctx - 4))
         n_left = slot.length - n_keep
-        n_discard = min(params.n_discard or n_left // 2, n_left - 1)
-        log.info("task %d: context full, %d of %d tokens dropped behind %d", task.id, n_discard, slot.length, n_keep)
-        self._shift_slot(slot, n_keep, n_discard)
-        task.truncated = True
+        return fitted_discard(slot.spans, slot.length, n_keep, min(params.n_discard or n_left // 2, n_left - 1))
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
         if not task.params.post_sampling_probs:
@@ -180,8 +188,9 @@ class OutputProcessor:
     def _prompt_probs(self, task: Task) -> list[TokenProbs]:
         if not task.params.prompt_probs:
             return []
-        first = self._named([(task.request.prompt[0], math.nan, math.nan)], special=True)
-        return [first, *(probs for _, probs in sorted(task.prompt_probs.items()))]
+        first = task.request.prompt[0]
+        found = [self._named([(first, math.nan, math.nan)], special=True)] if first >= 0 else []
+        return [*found, *(probs for _, probs in sorted(task.prompt_probs.items()))]
 
     def _finish(self, slot: Slot, task: Task, stop: StopType) -> None:
         content = task.answer.content
@@ -211,3 +220,9 @@ class OutputProcessor:
         )
         self._queue.release(slot)
         task.queue_event(Done(result))
+
+
+def _text_of(slot: Slot) -> NDArray[np.int32]:
+    """Return a copy of the slot's sequence, without media."""
+    tokens = slot.tokens[: slot.length].copy()
+    return np.array(text_tokens(tokens.tolist()), np.int32) if slot.spans else tokens

@@ -20,6 +20,7 @@ from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
+from llamado.engine.media.spans import Spans, longest_whole, whole_chunks
 from llamado.engine.options import CacheOptions
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
@@ -113,17 +114,17 @@ class SequenceCache:
         n_keep = branch = 0
         if task.params.cache_prompt:
             # the last token is always evaluated, because its logits are not kept
-            scales = task.scales
-            branch = min(slot.common_prefix(prompt, scales), prompt.size - 1)
-            n_keep = self._reach(slot, branch)
+            scales, spans = task.scales, task.request.media
+            branch = self._shared(slot, prompt, scales, spans)
+            n_keep = self._reach(slot, branch, spans)
             longest = n_keep + MIN_SHARED - 1
             stored = 0
             if self.store is not None:
-                found = self.store.find(prompt[:-1], longest + 1, scales)
+                found = self.store.find(prompt[:-1], longest + 1, scales, self._limit(spans))
                 if found is not None:
                     stored = found[1]
                     branch = max(branch, found[0].shared(prompt[:-1], scales))
-            branch = max(branch, self._find_leader(slot, prompt, scales, task.id, longest, stored))
+            branch = max(branch, self._find_leader(slot, prompt, scales, task.id, longest, stored, spans))
         self._store(slot, n_keep)
         self._rewind(slot, n_keep)
         slot.begin(task, prompt)
@@ -138,8 +139,28 @@ class SequenceCache:
                     if self._idle_slots == "clear":
                         self.drop(other)
 
+    def _shared(
+        self, other: Slot, prompt: NDArray[np.int32], scales: Scales, spans: Spans, length: int | None = None
+    ) -> int:
+        """Return how many first tokens of a prompt, without its last one and with no chunk cut, another slot has in its
+        cells or in the first `length` tokens of its sequence.
+        """
+        return whole_chunks(spans, min(other.common_prefix(prompt, scales, length), prompt.size - 1))
+
+    def _limit(self, spans: Spans) -> Callable[[int, int], int]:
+        """Return `Memory.tail_reach` for a sequence with these chunks, none of which is cut."""
+        reach = self.memory.tail_reach
+        return lambda tail, n: longest_whole(spans, n, lambda n: reach(tail, n))
+
     def _find_leader(
-        self, slot: Slot, prompt: NDArray[np.int32], scales: Scales, age: int, longest: int, stored: int
+        self,
+        slot: Slot,
+        prompt: NDArray[np.int32],
+        scales: Scales,
+        age: int,
+        longest: int,
+        stored: int,
+        spans: Spans = (),
     ) -> int:
         """Set the slot's leader: the slot that has, or as an older request is reading, the longest common prefix of
         more than `longest` tokens. `stored` of them need not be waited for. Return the longest common prefix with any
@@ -149,11 +170,11 @@ class SequenceCache:
         for other in self._slots:
             if other is slot or (other.task is None and other.handle is None):
                 continue
-            shared = min(other.common_prefix(prompt, scales, other.length), prompt.size - 1)
+            shared = self._shared(other, prompt, scales, spans, other.length)
             branch = max(branch, shared)
             coming = shared > other.used
             if not coming:
-                shared = self._reach(other, shared)
+                shared = self._reach(other, shared, spans)
             elif shared <= stored or other.age >= age:
                 continue
             if shared > longest:
@@ -168,7 +189,8 @@ class SequenceCache:
     def follow(self, slot: Slot) -> None:
         """Find a leader again for a request that lost its cells, or has none yet."""
         if slot.handle is None and slot.leader is None and slot.recall:
-            self._find_leader(slot, slot.tokens[: slot.length], slot.scales, slot.age, MIN_SHARED - 1, 0)
+            prompt = slot.tokens[: slot.length]
+            self._find_leader(slot, prompt, slot.scales, slot.age, MIN_SHARED - 1, 0, slot.spans)
 
     def drop(self, slot: Slot) -> None:
         """Free a slot's cells; a request in the slot reads its sequence again."""
@@ -219,7 +241,7 @@ class SequenceCache:
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
         """Drop `n_discard` tokens behind the first `n_keep`, and the cells behind those."""
         slot.shift(n_keep, n_discard)
-        self._rewind(slot, self._reach(slot, n_keep))
+        self._rewind(slot, self._reach(slot, n_keep, slot.spans))
 
     def settle(self, slot: Slot) -> None:
         """Discard rejected and unused draft tokens of the slot's sequence."""
@@ -232,11 +254,14 @@ class SequenceCache:
             if slot.task is None:
                 slot.length = slot.used
 
-    def _reach(self, slot: Slot, n: int) -> int:
-        """Return the longest prefix, at most `n` tokens, that the slot's sequence can go back to."""
-        if slot.handle is None:
+    def _reach(self, slot: Slot, n: int, spans: Spans) -> int:
+        """Return the longest prefix, at most `n` tokens, that the slot's sequence can go back to, and that cuts none of
+        these chunks.
+        """
+        handle = slot.handle
+        if handle is None:
             return 0
-        return max(self.memory.reach(slot.handle, n), self._snapshot_for(slot, n)[0])
+        return longest_whole(spans, n, lambda n: max(self.memory.reach(handle, n), self._snapshot_for(slot, n)[0]))
 
     def _snapshot_for(self, slot: Slot, n: int) -> tuple[int, int]:
         """Return the longest prefix, at most `n` tokens, that a checkpoint of the slot allows, and the checkpoint's
@@ -263,14 +288,17 @@ class SequenceCache:
         task, handle = slot.task, slot.handle
         if handle is None or task is None or task.truncated or not self.memory.has_tails:
             return
-        prompt = slot.tokens[: task.n_prompt]
+        prompt, marks = slot.tokens[: task.n_prompt], []
         if slot.used and slot.used + NEAR < task.n_prompt:
-            self.memory.mark(handle, slot.used)  # the end of the previous answer
+            marks.append(slot.used)  # the end of the previous answer
         for point in points(prompt, self._control, self._every):
             if point > slot.used + NEAR or point >= task.n_prompt - NEAR:
-                self.memory.mark(handle, point)
+                marks.append(point)
         if slot.branch > slot.used + NEAR:
-            self.memory.mark(handle, slot.branch)
+            marks.append(slot.branch)
+        for mark in marks:
+            if mark := whole_chunks(slot.spans, mark):
+                self.memory.mark(handle, mark)
 
     def keep_checkpoints(self, slot: Slot, n: int) -> None:
         """Store checkpoints that the slot's sequence would lose by continuing with `n` tokens.
@@ -369,7 +397,7 @@ class SequenceCache:
         self._check_numerics()
         self._store(slot)
         self.drop(slot)
-        slot.scales = scales
+        slot.scales, slot.spans = scales, ()
         if not n:
             return
         while (handle := self.memory.allocate(n)) is None:
@@ -391,7 +419,7 @@ class SequenceCache:
             return False
         if leader.task is not task or leader.handle is None:
             return True
-        wanted = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales, leader.length), slot.length - 1)
+        wanted = self._shared(leader, slot.tokens[: slot.length], slot.scales, slot.spans, leader.length)
         return leader.handle.used >= wanted
 
     def _fork(self, slot: Slot, need: int, want: int) -> bool:
@@ -401,8 +429,8 @@ class SequenceCache:
         if slot.leader is None or slot.task is None:
             return False
         leader, known = slot.leader[0], slot.used
-        shared = min(leader.common_prefix(slot.tokens[: slot.length], slot.scales), slot.length - 1)
-        shared = self._reach(leader, shared)
+        shared = self._shared(leader, slot.tokens[: slot.length], slot.scales, slot.spans)
+        shared = self._reach(leader, shared, slot.spans)
         if leader.handle is None or shared - known < MIN_SHARED:
             return False
         tail = None
@@ -433,11 +461,12 @@ class SequenceCache:
         task, handle = slot.task, slot.handle
         assert task is not None and handle is not None
         # the last token is always evaluated, because its logits are not kept
-        wanted = slot.tokens[: slot.length - 1]
-        found = self.store.find(wanted, handle.used + MIN_SHARED, slot.scales) if self.store is not None else None
+        wanted, limit, found = slot.tokens[: slot.length - 1], self._limit(slot.spans), None
+        if self.store is not None:
+            found = self.store.find(wanted, handle.used + MIN_SHARED, slot.scales, limit)
         if self.disk is not None:
             memory = self.memory
-            chain = self.disk.find(wanted, slot.scales, memory.tail_reach, memory.has_tails)
+            chain = self.disk.find(wanted, slot.scales, limit, memory.has_tails)
             least = max(handle.used, 0 if found is None else found[1]) + LEAST
             if chain is not None and chain.n >= least and self.disk.pays(chain, handle.used, self._stats.prompt_pace):
                 slot.load = self.disk.load(chain, handle.used, slot.scales, self._notify)
@@ -476,8 +505,8 @@ class SequenceCache:
             return
         slot.load = None
         if load.failed:
-            if self.memory.has_tails:
-                self.memory.rewind(handle, 0)
+            # with tails, nothing but all of it can be used
+            self.memory.rewind(handle, 0 if self.memory.has_tails else whole_chunks(slot.spans, handle.used))
             return
         load.done()
         self._count(task, handle.used - load.first)

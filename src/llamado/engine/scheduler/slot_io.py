@@ -70,14 +70,19 @@ class SlotHold:
 
     def tokens(self) -> Tokens:
         """Return the sequence."""
-        return self._slot.tokens[: self._slot.used].copy()
+        slot = self._slot
+        slot.spans = tuple(span for span in slot.spans if span.start < slot.used)
+        return slot.tokens[: slot.used].copy()
 
     def scales(self) -> Scales:
         """Return the adapter scales of its cells."""
         return self._slot.scales
 
     def rebuild(self, tokens: Tokens) -> Future[None]:
-        """Compute the cells of a sequence again."""
+        """Compute the cells of a sequence again. Raises CellsGone if it has media that are not known."""
+        spans = self._slot.spans
+        if int(np.count_nonzero(tokens < 0)) != sum(min(span.stop, tokens.size) - span.start for span in spans):
+            raise CellsGone("the cells of the slot were lost with a device, and its media are not known any more")
         done: Future[None] = Future()
 
         def emit(event: Event) -> None:
@@ -86,7 +91,7 @@ class SlotHold:
             elif isinstance(event, Failure):
                 done.set_exception(event.error)
 
-        request = Request(prompt=tokens.tolist(), params=GenerationParams(n_predict=0))
+        request = Request(prompt=tokens.tolist(), params=GenerationParams(n_predict=0), media=spans)
         sampler = Sampler(Sampling(), SamplerSetup(self._forward.n_vocab), seed=0)
         task = Task(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
         self._queue.enter(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,21 @@ from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.drafts.drafts import DraftState
 from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.forward.contract import ActivatedScales, Scales, alike, scales_at
+from llamado.engine.media.spans import (
+    Spans,
+    chunk_positions,
+    next_change,
+    position_shift,
+    shifted,
+    span_at,
+    text_tokens,
+)
 from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.stop_text import AnswerText
-from llamado.models.memory import Handle
+from llamado.media.chunks import MediaSpan
+from llamado.models.memory import Handle, Span
 
 _ROWS = 32
 """Prompt tokens in a batch if each gets logits: those of a large batch take gigabytes."""
@@ -29,9 +40,9 @@ class Task:
     """A request from `submit` to its last event."""
 
     __slots__ = (
-        "ahead", "answer", "cancelled", "draft_state", "emit", "flush", "generated", "id", "n_cached", "n_processed",
-        "n_prompt", "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed",
-        "t_arrival", "t_first", "t_last", "t_start", "t_submit", "truncated",
+        "ahead", "answer", "cancelled", "draft_state", "embeddings", "emit", "flush", "generated", "id", "n_cached",
+        "n_processed", "n_prompt", "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler",
+        "scales", "seed", "t_arrival", "t_first", "t_last", "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +74,8 @@ class Task:
         """By position in the prompt."""
         self.probs_at: list[int] = []
         """Position in the text at which each of `probs` begins."""
+        self.embeddings: dict[bytes, NDArray[np.float32]] = {}
+        """Rows of its encoded media, by digest: kept because lost cells are computed again."""
         self.ahead = PendingDraft()
         self.draft_state: DraftState | None = None
         """Its draft state; None before the first draft."""
@@ -113,17 +126,25 @@ class Task:
         )
 
 
+class BatchGroup(NamedTuple):
+    """Common properties of the tokens of a batch: adapter scales, and True for embeddings of media instead of text."""
+
+    scales: Scales
+    is_media: bool
+
+
 class Slot:
     """A slot for one request at a time, and the sequence it keeps for later requests to continue.
 
     `tokens[:length]` is the sequence, `tokens[:used]` the part of it that the memory has under `handle`. So `length -
     used` tokens have to be evaluated: 1 while decoding, more while a prompt (or a sequence that the memory lost) is
-    read. `scales`: adapter scales of its cells; cells of other scales are not reused.
+    read. `scales`: adapter scales of its cells; cells of other scales are not reused. `spans`: the media among the
+    tokens; unknown, and of no use, for a sequence that was restored from a file.
     """
 
     __slots__ = (
         "branch", "handle", "held", "id", "last_task", "leader", "length", "load", "n_ctx", "recall", "scales",
-        "snapshots", "t_last_used", "task", "tokens",
+        "snapshots", "spans", "t_last_used", "task", "tokens",
     )  # fmt: skip
 
     def __init__(self, id: int, n_ctx: int) -> None:
@@ -133,6 +154,7 @@ class Slot:
         self.length = 0
         self.handle: Handle | None = None
         self.scales: Scales = ()
+        self.spans: Spans = ()
         self.branch = 0
         """Length of its prompt's common prefix with another one."""
         self.snapshots = Snapshots()
@@ -173,14 +195,47 @@ class Slot:
         return scales_at(self.scales, self.used)
 
     @property
+    def group(self) -> BatchGroup:
+        """The group of batches that its next token belongs to."""
+        return BatchGroup(self.scales_now, bool(self.spans) and self.next_span is not None)
+
+    @property
+    def next_span(self) -> MediaSpan | None:
+        """The chunk that its next token belongs to; None for text."""
+        return span_at(self.spans, self.used)
+
+    @property
     def n_batchable(self) -> int:
-        """Number of pending tokens that may be in one batch: those with the same scales as the first of them."""
+        """Number of pending tokens that may be in one batch: those of the same group as the first of them."""
         used, most = self.used, self.length
         if isinstance(self.scales, ActivatedScales) and used < self.scales.start:
             most = min(most, self.scales.start)
-        if self.task is not None and self.task.needs_prompt_rows:
+        if self.spans:
+            most = min(most, next_change(self.spans, used) or most)
+        if self.task is not None and self.task.needs_prompt_rows and self.next_span is None:
             most = min(most, used + _ROWS)
         return most - used
+
+    @property
+    def n_inseparable(self) -> int:
+        """Number of pending tokens that must be in one batch: the whole of a chunk whose tokens see each other."""
+        span = self.next_span if self.spans else None
+        return 1 if span is None or span.chunk.causal else span.chunk.n_tokens
+
+    def span(self, n: int, n_ahead: int, before: Sequence[int] | NDArray[np.int32], *, multi: bool) -> Span:
+        """Return `n` tokens behind those in the cells and `n_ahead` drafted ones, as part of a batch.
+
+        `multi`: True if the model has multi-dimensional positions.
+        """
+        handle, media = self.handle, self.next_span if self.spans else None
+        assert handle is not None
+        first = handle.used + n_ahead
+        if media is None:
+            shift = position_shift(self.spans, first) if multi else 0
+            return Span(handle, first, n, n_ahead, before, shift=shift)
+        positions = chunk_positions(self.spans, media, first, n) if multi else None
+        shift = position_shift(self.spans, media.start) if multi else 0
+        return Span(handle, first, n, 0, before, not media.chunk.causal, shift, positions)
 
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
         """Return how many first tokens of the prompt are in the cells (or in the first `length` tokens of the
@@ -196,6 +251,7 @@ class Slot:
         """Start a request, after the sequence's cells were taken back to the common prefix."""
         self.task = self.last_task = task
         self.scales = task.scales
+        self.spans = task.request.media
         self.tokens[: prompt.size] = prompt
         self.length = prompt.size
         self.recall = task.params.cache_prompt
@@ -218,6 +274,7 @@ class Slot:
         if isinstance(self.scales, ActivatedScales) and self.scales.start > n_keep:
             start = max(n_keep, self.scales.start - n_discard)
             self.scales = ActivatedScales(self.scales, start) if start else tuple(self.scales)
+        self.spans = shifted(self.spans, n_keep, n_discard)
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 
@@ -230,8 +287,9 @@ class Slot:
         """End the request; the cells stay."""
         self.discard_drafts()
         if self.task is not None and self.task.draft_state is not None:
-            sequence = [] if self.task.truncated else self.tokens[: self.length].tolist()
-            self.task.draft_state.end(sequence, self.task.n_prompt)
+            sequence = [] if self.task.truncated else text_tokens(self.tokens[: self.length].tolist())
+            n_media = sum(span.chunk.n_tokens for span in self.task.request.media)
+            self.task.draft_state.end(sequence, self.task.n_prompt - n_media)
         self.task = None
         self.leader = None
         self.length = self.used

@@ -239,32 +239,39 @@ class Memory(Layout):
         found = []
         for stop in self._states.stops(place, at, span.n):
             while at < stop:
-                found.append(Span(handle, at, fit(stop - at)))
-                at += found[-1].n
+                n, begin = fit(stop - at), at - span.first
+                positions = None if span.positions is None else span.positions[:, begin : begin + n]
+                found.append(Span(handle, at, n, shift=span.shift, positions=positions))
+                at += n
         return found
 
     def _place_spans(self, spans: Sequence[Span]) -> BatchPlacement:
         """Assign rows to spans that have room."""
         n = sum(span.n for span in spans)
         positions = np.empty(n, np.int32)
+        layouts: list[tuple[int, NDArray[np.int32]]] = []
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
         prefixes: list[PrefixRows] = []
-        for number, (handle, first, count, *_) in enumerate(spans):
-            end = at + count
-            positions[at:end] = first if count == 1 else np.arange(first, first + count)
+        for number, span in enumerate(spans):
+            handle, first, count = span.handle, span.first, span.n
+            end, causal = at + count, self._causal and not span.bidirectional
+            time = first + span.shift
+            positions[at:end] = time if count == 1 else np.arange(time, time + count)
+            if span.positions is not None:
+                layouts.append((at, span.positions))
             filled = iter(arrays)
             if self._tokens.layers:
                 *before, last = handle.run.row_ranges()
                 prefix = PrefixRows(at, end, tuple(before))
                 if before:
                     prefixes.append(prefix)
-                _fill(next(filled), at, end, last.row, first - prefix.n, self._causal)
+                _fill(next(filled), at, end, last.row, first - prefix.n, causal)
             for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
                 if isinstance(place, WindowPlace):
-                    _fill((written, firsts, lasts), at, end, place.base, first - place.first, self._causal)
+                    _fill((written, firsts, lasts), at, end, place.base, first - place.first, causal)
                 else:
                     assert isinstance(part, States)
                     firsts[number], written[number] = part.step(place, first, count)
@@ -273,7 +280,7 @@ class Memory(Layout):
         rows = self._rows(arrays)
         if prefixes:
             rows = dataclasses.replace(rows[0], prefixes=tuple(prefixes)), *rows[1:]
-        return BatchPlacement(positions, rows)
+        return BatchPlacement(_with_layouts(positions, layouts) if layouts else positions, rows)
 
     def empty(self) -> BatchPlacement:
         """Return a batch without tokens."""
@@ -390,6 +397,15 @@ def _fixed_point(n: int, limit: Callable[[int], int]) -> int:
     while (found := limit(n)) != n:
         n = found
     return n
+
+
+def _with_layouts(positions: NDArray[np.int32], layouts: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]:
+    """Return positions of four dimensions: those of `layouts` from the given tokens on, of text for the others."""
+    found = np.zeros((4, positions.size), np.int32)
+    found[:3] = positions
+    for at, layout in layouts:
+        found[:, at : at + layout.shape[1]] = layout
+    return found
 
 
 def _fill(rows: tuple[NDArray[np.int64], ...], at: int, end: int, start: int, behind: int, causal: bool) -> None:

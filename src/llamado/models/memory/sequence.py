@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.models.batch import MemoryRows
+from llamado.models.batch import NO_TOKEN, NOT_TEXT, MemoryRows
 from llamado.models.memory.run import Run
 from llamado.models.memory.states import StatePlace
 from llamado.models.memory.window import WindowPlace
@@ -53,7 +53,9 @@ class Span(NamedTuple):
     """The next `n` tokens of a sequence in a batch, from position `first` on.
 
     The last `n_unverified` tokens before them are in flight and unverified. `before`: the last tokens before them,
-    `Memory.n_before` or all there are, for models that need them.
+    `Memory.n_before` or all there are, for models that need them. Each token sees all of the span if it is
+    `bidirectional`. `shift` is added to the tokens' numbers to give their positions, unless `positions`, int32 [4, n],
+    replace them.
     """
 
     handle: Handle
@@ -61,10 +63,14 @@ class Span(NamedTuple):
     n: int
     n_unverified: int = 0
     before: Sequence[int] | NDArray[np.int32] = ()
+    bidirectional: bool = False
+    shift: int = 0
+    positions: NDArray[np.int32] | None = None
 
 
 def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> NDArray[np.int32]:
-    """Return the `n` tokens before each token of a batch in its sequence, -1 if there is none: int32 [n_tokens, n].
+    """Return the `n` tokens before each token of a batch in its sequence: int32 [n_tokens, n]; NO_TOKEN if there is
+    none, NOT_TEXT in place of ids below zero.
 
     Raises ValueError if a span lacks the tokens before it.
     """
@@ -74,15 +80,17 @@ def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> 
         known = min(n, span.first)
         if len(span.before) < known:
             raise ValueError(f"{known} tokens before position {span.first} are needed, and {len(span.before)} given")
-        before = [*[-1] * (n - known), *span.before[len(span.before) - known :]]
+        before = [*[NO_TOKEN] * (n - known), *span.before[len(span.before) - known :]]
         line = np.concatenate([np.array(before, np.int32), tokens[at : at + span.n]])
+        line[n - known :] = np.where(line[n - known :] < 0, NOT_TEXT, line[n - known :])
         found[at : at + span.n] = np.lib.stride_tricks.sliding_window_view(line, n)[: span.n]
         at += span.n
     return found
 
 
 class BatchPlacement(NamedTuple):
-    """A batch, or one of the batches that it is divided into, placed in a memory: token positions, and rows per part.
+    """A batch, or one of the batches that it is divided into, placed in a memory: token positions, int32 [n] or [4, n],
+    and rows per part.
 
     `tokens`: indices of these tokens in the whole batch, ascending; None: all. `n_seqs`: see BatchShape.
     """

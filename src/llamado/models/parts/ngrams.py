@@ -30,7 +30,7 @@ from llamado.ggml.graph import sqrt as root
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.models.batch import Batch
+from llamado.models.batch import NO_TOKEN, NOT_TEXT, Batch
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.inputs import Bytes, Input
@@ -95,13 +95,14 @@ class NgramRows(Input):
     def fill(self, batch: Batch) -> Bytes:
         h, n = self._hashes, batch.n_tokens
         tokens = np.full(n, h.other) if batch.tokens is None else batch.tokens
-        before = np.full((n, h.n - 1), -1) if batch.before is None else batch.before
+        before = np.full((n, h.n - 1), NO_TOKEN) if batch.before is None else batch.before
         found = np.zeros((self.ne[0] // len(h.sizes), len(h.sizes)), np.int32)
         mixed = tokens.astype(np.uint64) * np.uint64(h.multipliers[0])
         ended = np.zeros(n, np.bool_)
         for i in range(1, h.n):
             token = before[:, -i]
-            ended |= (token < 0) | (token == h.end)
+            token = np.where(token == NOT_TEXT, h.other, token)
+            ended |= (token == NO_TOKEN) | (token == h.end)
             mixed = mixed ^ np.where(ended, h.end, token).astype(np.uint64) * np.uint64(h.multipliers[i])
             for j in range((i - 1) * h.per_size, i * h.per_size):
                 found[:n, j] = mixed % np.uint64(h.sizes[j]) + np.uint64(h.offsets[j])

@@ -126,6 +126,8 @@ class GraniteSwitchModel(GraniteModel):
     cached slots.
     """
 
+    takes_embeddings = False
+
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         n, found = keys.int_("adapters.count"), []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.moonshot.kimi_linear import KimiLinearModel
 from llamado.models.errors import UnsupportedModel
-from llamado.models.hparams import HyperParameters, mrope_text_mode, read_experts
+from llamado.models.hparams import HyperParameters, mrope_text_mode, read_experts, with_sections
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.latent import GatedLatentAttention, LatentAttention, LatentProjection
@@ -28,6 +28,7 @@ class BailingMoe3Model(KimiLinearModel):
         self._bound = keys.float_("kda.gate_lower_bound")
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
         rope = replace(hp.rope, mode=mrope_text_mode(keys, RopeMode.NORMAL))
+        rope = with_sections(keys, rope, RopeMode.MROPE)
         return replace(hp, rope=rope, experts=read_experts(keys, hp.n_ff[0], from_file=True))
 
     def _take_delta(self, w: RoleWeights) -> KimiDelta:

@@ -18,6 +18,7 @@ class MiniCpmModel(Decoder):
     """
 
     router = RouterKind(normalized=True, optional=True)
+    scales_embeddings = True
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

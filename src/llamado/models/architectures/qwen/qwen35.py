@@ -18,6 +18,7 @@ class Qwen35Model(Decoder):
 
     rope_mode = RopeMode.NEOX
     has_mrope = True
+    mrope_mode = RopeMode.IMROPE
     norms = POST_ATTENTION_NORM_BEFORE_FFN
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

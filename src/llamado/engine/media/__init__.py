@@ -1,0 +1,1 @@
+"""Media in the engine: chunks in sequences, and running encoders."""
