@@ -47,8 +47,9 @@ class Resampler:
         whole, part = np.divmod(at, self._out)
         before = np.concatenate(([self._last], x))
         self._last = float(x[-1])
-        left = before[whole - first]
-        return left + (before[whole - first + 1] - left) * (part / self._out)
+        left: NDArray[np.float64] = before[whole - first]
+        found: NDArray[np.float64] = left + (before[whole - first + 1] - left) * (part / self._out)
+        return found
 
 
 def n_resampled(n: int, rate_in: int, rate_out: int) -> int:

@@ -69,8 +69,7 @@ def decode_sound(data: bytes, rate: int, limits: SoundLimits = DEFAULT_LIMITS) -
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             samples = _read(file, format, rate, limits)
-    # Besides LibsndfileError, which is a RuntimeError, soundfile raises these for odd values in headers.
-    except (RuntimeError, ValueError, TypeError, OverflowError, AssertionError) as error:
+    except soundfile.SoundFileError as error:
         reason = getattr(error, "error_string", error)
         raise MediaError(f"the {format} sound is damaged: {reason}") from error
     if not samples.size:
@@ -110,7 +109,8 @@ def _read(file: Any, format: str, rate: int, limits: SoundLimits) -> NDArray[np.
         raise MediaError("the sound has no channels")
     most = min(int(limits.seconds * file.samplerate), limits.samples // file.channels)
     # A block of a low rate becomes long when it is resampled: at most 16 seconds.
-    block = np.empty((max(1, min(_BLOCK, 4 * _BLOCK // file.channels, 16 * file.samplerate)), file.channels), np.float32)
+    n_block = min(_BLOCK, 4 * _BLOCK // file.channels, 16 * file.samplerate)
+    block = np.empty((n_block, file.channels), np.float32)
     resampler = Resampler(file.samplerate, rate)
     parts: list[NDArray[np.float32]] = []
     n_frames = 0
