@@ -559,13 +559,18 @@ def add_id(device: ReferenceDevice, node: Tensor) -> Array:
     return a + b[device.get(source(node, 2))[0, 0]]
 
 
+def n_pairs(node: Tensor) -> int:
+    """Number of pairs that a ROPE rotates: in VISION mode, all of a head."""
+    return i32(node, 1) if RopeMode(i32(node, 2)) is RopeMode.VISION else i32(node, 1) // 2
+
+
 def pair_positions(node: Tensor, positions: Array) -> Array:
     """Positions (token, pair or 1): pairs of M-RoPE's sections have positions of their own."""
     mode, (t, h, w, e) = RopeMode(i32(node, 2)), (i32(node, i) for i in range(11, 15))
     if mode in (RopeMode.NORMAL, RopeMode.NEOX):
         return positions[:, None]
     chosen = []
-    for pair in range(i32(node, 1) // 2):
+    for pair in range(n_pairs(node)):
         at = pair % (t + h + w + e)
         if mode is RopeMode.IMROPE:
             chosen.append(at % 3 if at < 3 * (t, h, w)[at % 3] else 3)
@@ -578,8 +583,12 @@ def rope_angles(node: Tensor, positions: Array, freq_factors: Array | None) -> t
     """Angles (token, pair) of a ROPE, and the factor on cosine and sine. YaRN mixes stretched and plain angles."""
     n_dims, n_ctx_orig = i32(node, 1), i32(node, 4)
     base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow = (f32(node, i) for i in range(5, 11))
-    pair = np.arange(n_dims // 2)
-    angles = positions * base ** (-2.0 * pair / n_dims)
+    pair = np.arange(n_pairs(node))
+    place = pair
+    if RopeMode(i32(node, 2)) is RopeMode.VISION:  # each section begins the series anew
+        lengths = [i32(node, i) for i in range(11, 15)]
+        place = np.resize(np.concatenate([np.arange(n) for n in lengths]), pair.size)
+    angles = positions * base ** (-2.0 * place / n_dims)
     if freq_factors is not None:
         angles = angles / freq_factors[: n_dims // 2]
     stretched = freq_scale * angles
@@ -602,7 +611,7 @@ def rope(device: ReferenceDevice, node: Tensor) -> Array:
     angles, magnitude = rope_angles(
         node, pair_positions(node, positions), None if factors is None else device.get(factors).reshape(-1)
     )
-    n_dims, mode, start = i32(node, 1), RopeMode(i32(node, 2)), i32(node, 15)
+    n_dims, mode, start = 2 * n_pairs(node), RopeMode(i32(node, 2)), i32(node, 15)
     cos, sin = (magnitude * f(angles)[None, :, None, :] for f in (np.cos, np.sin))
     first, second = {
         RopeMode.NORMAL: (slice(start, start + n_dims, 2), slice(start + 1, start + n_dims, 2)),

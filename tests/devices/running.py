@@ -131,7 +131,8 @@ def check(
 def turned_by_sections(mode: RopeMode) -> tuple[Tensor, dict[Tensor, Any]]:
     """Rotations of pairs by four positions of each token."""
     x, positions = new(40, 3, 7), new(4 * 7, type=T.I32)
-    turned = g.rope_ext(x, positions, None, 32, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, sections=(5, 4, 3, 2))
+    n_dims = 20 if mode is RopeMode.VISION else 32  # VISION rotates whole heads, and n_dims counts pairs
+    turned = g.rope_ext(x, positions, None, n_dims, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0, sections=(5, 4, 3, 2))
     return turned, {x: values(*x.ne), positions: np.arange(28) * 5 % 23}
 
 

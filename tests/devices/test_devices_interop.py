@@ -226,6 +226,7 @@ OPERATIONS: dict[str, Callable[[], Made]] = {
     "l2_norm": one(lambda a: g.l2_norm(a, 1e-6), 50, 3, 2),
     "rope by sections": lambda: turned_by_sections(RopeMode.MROPE),
     "rope by sections in turns": lambda: turned_by_sections(RopeMode.IMROPE),
+    "rope of pictures": lambda: turned_by_sections(RopeMode.VISION),
     **KINDS,
     "rows of f32": lambda: rows_of_many(T.F32),
     "rows of q8_0": lambda: rows_of_many(T.Q8_0),

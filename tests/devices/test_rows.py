@@ -12,6 +12,7 @@ from running import PLAIN, WEIGHTS, Array, Case, check, new, turned_by_sections,
 from llamado.devices.compile.compiler import Compiler
 from llamado.devices.compile.emitter import Target
 from llamado.devices.cpu.device import CpuDevice, cpu_target
+from llamado.devices.device import DeviceError
 from llamado.devices.kernels.maths import GATE, UNARY
 from llamado.devices.lowering import PORTABLE
 from llamado.ggml import GluOp, RopeMode, Tensor, UnaryOp
@@ -294,6 +295,32 @@ def test_a_row_has_the_same_bits_in_any_batch(teams: list[CpuDevice]) -> None:
             assert run(device, count) == whole[:count]
 
 
-@pytest.mark.parametrize("mode", [RopeMode.MROPE, RopeMode.IMROPE])
+@pytest.mark.parametrize("mode", [RopeMode.MROPE, RopeMode.IMROPE, RopeMode.VISION])
 def test_sections_of_pairs_are_turned_by_positions_of_their_own(best: CpuDevice, mode: RopeMode) -> None:
     check(best, *turned_by_sections(mode), atol=1e-5)
+
+
+def test_positions_of_pictures_begin_the_frequencies_of_each_section_anew(best: CpuDevice) -> None:
+    """Row and column rotate the same element of their halves by the same angle (ggml's VISION mode)."""
+    x, positions = new(16, 1, 5), new(4 * 5, type=T.I32)
+    turned = g.rope_ext(x, positions, None, 8, RopeMode.VISION, 0, 100.0, 1.0, 0.0, 1.0, 32.0, 1.0, sections=(4,) * 4)
+    at = np.array([[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [9] * 5, [9] * 5])
+    found = Case({"r": turned}, {x: values(16, 1, 5), positions: at}).run(best)["r"].reshape(5, 2, 2, 4)
+    given = values(16, 1, 5).reshape(5, 2, 2, 4)  # pairs, then row or column, then frequency
+    z = (given[:, 0] + 1j * given[:, 1]) * np.exp(1j * at[:2].T[:, :, None] * 100.0 ** (-np.arange(4) / 4))
+    np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], z, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_dims, offset, factors", [(6, 0, False), (4, 2, False), (8, 0, True)])
+def test_rotations_of_parts_of_heads_in_pictures_are_refused(
+    best: CpuDevice, n_dims: int, offset: int, factors: bool
+) -> None:
+    x, positions = new(16, 1, 5), new(4 * 5, type=T.I32)
+    divisors = new(n_dims // 2) if factors else None
+    turned = g.rope_ext(
+        x, positions, divisors, n_dims, RopeMode.VISION, 0, 100.0, 1.0, 0.0, 1.0, 32.0, 1.0, offset=offset,
+        sections=(4,) * 4,
+    )  # fmt: skip
+    data = {x: values(16, 1, 5), positions: np.zeros(20)} | ({divisors: np.ones(n_dims // 2)} if factors else {})
+    with pytest.raises(DeviceError, match="must rotate whole heads"):
+        Case({"r": turned}, data).run(best)

@@ -10,16 +10,20 @@ from numpy.typing import NDArray
 from llamado.ggml.ops import RopeMode
 
 
-def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]) -> tuple[NDArray[np.float64], float]:
+def rope_frequencies(
+    n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...], places: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float64], float]:
     """Return the angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
+
+    `places` are the places of the pairs in the geometric series of frequencies; None: 0, 1, 2 and so on.
 
     RoPE (Su et al. 2021) with `parameters` (base, scale, ext_factor, attn_factor, beta_fast, beta_slow) as in ROPE's
     op_params: position interpolation by `scale`, and YaRN (Peng et al. 2023) if `ext_factor` > 0: pairs below the ramp
     keep their frequency, those above are interpolated.
     """
     base, scale, ext_factor, attn_factor, beta_fast, beta_slow = parameters
-    i = np.arange(n_dims // 2, dtype=np.float64)
-    plain = float(base) ** (-2.0 * i / n_dims)
+    i = np.arange(n_dims // 2 if places is None else places.size, dtype=np.float64)
+    plain = float(base) ** (-2.0 * (i if places is None else places) / n_dims)
     frequencies, magnitude = plain * scale, attn_factor
     if ext_factor:
 
@@ -38,16 +42,24 @@ def sections_of_pairs(n_pairs: int, mode: RopeMode, lengths: tuple[int, ...]) ->
     """Return for each pair the one of a token's four positions that rotates it (M-RoPE, arXiv 2409.12191); None for
     other modes.
 
-    MROPE: sections of these lengths follow one another and repeat. IMROPE: the first three alternate while they last,
-    and the fourth has the rest.
+    MROPE, VISION: sections of these lengths follow one another and repeat. IMROPE: the first three alternate while they
+    last, and the fourth has the rest.
     """
-    if mode not in (RopeMode.MROPE, RopeMode.IMROPE):
+    if mode not in (RopeMode.MROPE, RopeMode.IMROPE, RopeMode.VISION):
         return None
     place = np.arange(n_pairs) % max(1, sum(lengths))
-    if mode is RopeMode.MROPE:
+    if mode is not RopeMode.IMROPE:
         return np.searchsorted(np.cumsum(lengths[:3]), place, side="right").astype(np.int64)
     turn = place % 3
     return np.where(place < 3 * np.array(lengths)[turn], turn, 3).astype(np.int64)
+
+
+def places_in_sections(n_pairs: int, lengths: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the place of each pair in its section: in VISION mode, the frequencies of each section begin anew."""
+    place = np.arange(n_pairs) % max(1, sum(lengths))
+    starts = np.cumsum([0, *lengths[:3]])
+    found: NDArray[np.int64] = place - starts[np.searchsorted(starts[1:], place, side="right")]
+    return found
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from llamado.devices.compile.checks import BINARY
 from llamado.devices.compile.copies import WRITABLE
 from llamado.devices.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.compile.program import ByteSpan, Place, Temporary
-from llamado.devices.compile.rope import alibi_slopes, rope_frequencies, sections_of_pairs
+from llamado.devices.compile.rope import alibi_slopes, places_in_sections, rope_frequencies, sections_of_pairs
 from llamado.devices.device import DeviceError
 from llamado.devices.kernels import rows
 from llamado.devices.kernels.formats import FORMATS
@@ -158,22 +158,25 @@ def _set_rows(chain: Chain, node: Tensor) -> None:
 def _rope(chain: Chain, node: Tensor) -> None:
     _, n_dims, number, *_ = struct.unpack_from("<5i", node.op_params)
     mode = RopeMode(number)
-    if mode is RopeMode.VISION:
-        raise DeviceError(f"rotation mode {mode.name} is not supported here")
-    halves = RopeMode.NORMAL if mode is RopeMode.NORMAL else RopeMode.NEOX
-    table = _angles(chain.out, node)
     (offset,) = struct.unpack_from("<i", node.op_params, 60)
+    if mode is RopeMode.VISION:  # n_dims is the number of pairs, and all elements are rotated
+        if 2 * n_dims != node.ne[0] or offset or node.source(2) is not None:
+            raise DeviceError("rotation mode VISION must rotate whole heads and has no frequency factors")
+        n_dims *= 2
+    halves = RopeMode.NORMAL if mode is RopeMode.NORMAL else RopeMode.NEOX
+    table = _angles(chain.out, node, n_dims // 2)
     chain.add(
         ("rope", halves.name), "rope", table=Place(table, 0), step=8 * (n_dims // 2), n_dims=n_dims, offset=offset
     )
     chain.reads.append(ByteSpan(Place(table, 0), table.size))
 
 
-def _angles(out: Emitter, node: Tensor) -> Temporary:
+def _angles(out: Emitter, node: Tensor, n_pairs: int) -> Temporary:
     """Return the cos and sin of every token and pair of a rotation, computed once for all layers."""
     positions, factors = node.src[1], node.source(2)
     assert positions is not None
-    _, n_dims, mode, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
+    _, n_dims, number, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
+    mode = RopeMode(number)
     lengths = struct.unpack_from("<4i", node.op_params, 44)
     key = (
         "angles", out.contents_key(positions), node.op_params[:60],
@@ -181,9 +184,10 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
     )  # fmt: skip
     if key not in out.shared:
         with np.errstate(all="ignore"):  # parameters may be anything
-            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, tuple(scaling))
-            sections = sections_of_pairs(n_dims // 2, RopeMode(mode), lengths)
-        table = Temporary(8 * node.ne[2] * (n_dims // 2))
+            places = places_in_sections(n_pairs, lengths) if mode is RopeMode.VISION else None
+            frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, tuple(scaling), places)
+            sections = sections_of_pairs(n_pairs, mode, lengths)
+        table = Temporary(8 * node.ne[2] * n_pairs)
         fields: Fields = {
             "positions": out.place(positions),
             "frequencies": out.constant(frequencies),
@@ -191,7 +195,7 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
             "factors": no_operand() if factors is None else out.place(factors),
             "table": Place(table, 0),
             "n_tokens": node.ne[2],
-            "n_pairs": n_dims // 2,
+            "n_pairs": n_pairs,
             "magnitude": magnitude,
         }
         read = [out.span(t) for t in (positions, factors) if t is not None]
