@@ -35,12 +35,19 @@ from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_requ
 from llamado.engine.forward.graphs import FEW
 from llamado.engine.local_devices import with_accelerators
 from llamado.engine.lora_scales import DefaultScales, default_scales
+from llamado.engine.media.encoder_runner import EncoderRunner
+from llamado.engine.media.load import open_projector
+from llamado.engine.media.spans import text_tokens
+from llamado.engine.media.stage import MediaStage
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failure, Result, Token
 from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
+from llamado.media.chunks import MediaPrompt, tokenize
+from llamado.media.media import Media
 from llamado.models import InvalidAdapter, Model, load_adapters, load_control, load_model
+from llamado.models.encoders.registry import MediaEncoders
 from llamado.models.hparams import override_metadata
 from llamado.text.template import rendering
 from llamado.text.template.chat import KEY, ChatTemplate
@@ -83,6 +90,8 @@ class LoadedModel:
     cluster: Topology | None = None
     """The devices that the model is divided among; None: only the CPU of this machine."""
     draft: DraftModel | None = None
+    media: EncoderRunner | None = None
+    """The encoders of pictures and sounds."""
 
     @classmethod
     def load(
@@ -138,9 +147,12 @@ class LoadedModel:
             missing: list[str] = []
             embedder: Embedder | None = None
             draft: DraftModel | None = None
+            media: EncoderRunner | None = None
             cluster: Topology | None = None
             forward: Forward
             engine: Engine | NoGeneration
+            if options.mmproj is not None and not model.generates:
+                raise EngineError("--mmproj: this model computes embeddings of text, and takes no pictures or sounds")
             if options.embeds and not model.generates:
                 forward, embedder = load_embedder(
                     file, model, options, progress, lambda: scales.now, accelerators=accelerators
@@ -155,7 +167,12 @@ class LoadedModel:
                 drafting = open_draft_model(file, tokenizer, model, options)
                 if drafting is not None:
                     opened.callback(drafting.close)
+                projector = open_projector(model, options)
+                if projector is not None:
+                    opened.callback(projector.close)
                 reserve = Reserve(0, 0) if drafting is None else drafting.reserve()
+                if projector is not None:
+                    reserve = reserve._replace(cpu=reserve.cpu + projector.memory_needed())
                 features = () if drafting is None else drafting.features
                 here = options.device()
                 local = LocalDevices(here, accelerators, reserve.accelerators)
@@ -166,7 +183,9 @@ class LoadedModel:
                     draft = load_draft_model(drafting, found, progress)
                     opened.callback(draft.runner.close)
                 drafts = drafts_for(options, draft, runner.n_vocab)
-                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts, here)
+                media = None if projector is None else projector.load(here, progress)
+                stage = MediaStage(media, multi_positions=model.multi_positions)
+                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts, stage, here)
                 opened.callback(engine.close)
                 if pool is not None:
                     from llamado.engine.topology.topology import Topology
@@ -189,15 +208,33 @@ class LoadedModel:
             embedder=embedder,
             cluster=cluster,
             draft=draft,
+            media=media,
         )
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text; `add_special` adds the model's begin (and end) token."""
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
+    @property
+    def encoders(self) -> MediaEncoders | None:
+        """The encoders of the projector file; None without one."""
+        return None if self.media is None else self.media.encoders
+
+    def media_prompt(self, text: str, media: Sequence[Media], *, add_special: bool = True) -> MediaPrompt:
+        """Tokenize a text in which each MARKER stands for the next of `media`, as mtmd_tokenize does.
+
+        `add_special` adds the model's begin (and end) token. Raises MediaError, and ValueError if there are more or
+        fewer markers than media. Any thread.
+        """
+        tokenizer = self.tokenizer
+        prepare = MediaEncoders().prepare if self.media is None else self.media.prepare
+        bos = tokenizer.bos if add_special and tokenizer.add_bos else None
+        eos = tokenizer.eos if add_special and tokenizer.add_eos else None
+        return tokenize(text, media, tokenizer.encode, prepare, bos=bos, eos=eos)
+
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of tokens; `special` includes control tokens."""
-        return self.tokenizer.decode(tokens, special=special)
+        """Return the text of tokens, without media; `special` includes control tokens."""
+        return self.tokenizer.decode(text_tokens(tokens), special=special)
 
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> str: ...
@@ -275,6 +312,8 @@ class LoadedModel:
         self.engine.close(timeout)
         if self.draft is not None:
             self.draft.close()
+        if self.media is not None:
+            self.media.close()
         rendering.end()
         _close(self.forward)
         if self.embedder is not None and id(self.embedder.forward) != id(self.forward):
@@ -360,7 +399,8 @@ def _runner(
     for note in found.notes:
         log.warning("%s", note)
     log.info("%s", found)
-    runner_options = replace(found.runner_options, mlock=options.mlock, features=features)
+    embeddings = options.mmproj is not None
+    runner_options = replace(found.runner_options, mlock=options.mlock, features=features, embeddings=embeddings)
     devices, placement = [here], None
     if pool is not None:
         devices, placement = pool.devices, found.placement
@@ -391,6 +431,7 @@ def _engine(
     n_ctx: int,
     scales: DefaultScales,
     drafts: DraftManager | None,
+    media: MediaStage,
     here: Device,
 ) -> Engine:
     from llamado.devices.cpu.backend import compiler_of
@@ -404,7 +445,7 @@ def _engine(
         n_ctx=n_ctx * (1 if options.unified else options.n_slots),
         cache_ram=prompt_memory(options.cache_ram, memory().total),
     )
-    return Engine(forward, tokenizer, fitted, scales=scales, drafts=drafts, top_rows=top_rows)
+    return Engine(forward, tokenizer, fitted, scales=scales, drafts=drafts, media=media, top_rows=top_rows)
 
 
 def _close(forward: object) -> None:

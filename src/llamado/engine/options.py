@@ -178,6 +178,11 @@ class EngineOptions(SchedulerOptions, CacheOptions):
     """True to lock the weights in RAM."""
     numa: str | None = None
     """Thread pinning on NUMA machines: distribute, isolate, numactl."""
+    mmproj: str | None = None
+    """The projector file with the encoders of pictures and sounds; None: prompts have text only."""
+    image_min_tokens: int = 0
+    """Least and most tokens of a picture, in models whose pictures differ in size; 0: as the model has it."""
+    image_max_tokens: int = 0
     chat_template: str | None = None
     """A template, or the name of one, in place of the file's."""
     split: SplitOptions | None = None

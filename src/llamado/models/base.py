@@ -172,6 +172,11 @@ class Model(ABC):
         return self.hparams.n_embd * (1 + self.n_deepstack)
 
     @property
+    def multi_positions(self) -> bool:
+        """True if batches of embeddings may have positions of four dimensions (M-RoPE)."""
+        return self.hparams.rope.sections is not None
+
+    @property
     def n_before(self) -> int:
         """Number of tokens before each token of a batch that the model needs."""
         return 0

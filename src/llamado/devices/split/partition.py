@@ -20,9 +20,10 @@ from llamado.ggml.tensor import Tensor, contiguous_strides
 class GraphPart:
     """Operations that one device runs in one go, on tensors of its own.
 
-    `graph.inputs` are the inputs of the whole graph that this part uses. `takes` are leafs to be filled with results of
-    earlier parts, `gives` results that later parts take; both use the same names. `graph.outputs` holds the results in
-    `gives` and those outputs of the whole graph that are computed here.
+    `device` is its number, or the number of the part if all run on one device (see `cut`). `graph.inputs` are the
+    inputs of the whole graph that this part uses. `takes` are leafs to be filled with results of earlier parts, `gives`
+    results that later parts take; both use the same names. `graph.outputs` holds the results in `gives` and those
+    outputs of the whole graph that are computed here.
     """
 
     device: int
@@ -42,9 +43,23 @@ Own = Callable[[Tensor, int], Tensor]
 
 def split(graph: Graph, home: Home, own: Own, first: int) -> list[GraphPart]:
     """Return the parts of a graph in execution order. Device `first` runs the operations before any weight."""
-    nodes = [node for node in graph.nodes if not node.is_noop]
+    nodes = operations(graph)
     places = _places(nodes, home, first)
     return _Partitioner(graph, nodes, places, own).parts
+
+
+def operations(graph: Graph) -> list[Tensor]:
+    """Return the operations of a graph in order, without views."""
+    return [node for node in graph.nodes if not node.is_noop]
+
+
+def cut(graph: Graph, numbers: list[int]) -> list[GraphPart]:
+    """Return the parts of a graph for one device, with these ascending numbers for its `operations`.
+
+    The parts share its weights; the caller binds the inputs of equal names, and what one part gives and another takes,
+    to the same memory.
+    """
+    return _Partitioner(graph, operations(graph), numbers, lambda leaf, _: leaf).parts
 
 
 def _data(tensor: Tensor) -> Tensor:
@@ -65,7 +80,7 @@ def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
         if len(devices) > 1:
             raise DeviceError(f"{node.op.name} (tensor {node.name or '?'}) needs weights of two devices")
         fixed.append(devices[0] if devices else None)
-    sizes = _crossing(nodes)
+    sizes = crossing_bytes(nodes)
     places: list[int] = []
     at = first
     start = 0  # first of a run of operations without weights
@@ -86,8 +101,8 @@ def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
     return places
 
 
-def _crossing(nodes: list[Tensor]) -> list[int]:
-    """For each k: bytes of results made before operation k and used by operation k or later."""
+def crossing_bytes(nodes: list[Tensor]) -> list[int]:
+    """Return for each k the bytes of results made before operation k and used by operation k or later."""
     number = {node: i for i, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     last: dict[Tensor, int] = {}
