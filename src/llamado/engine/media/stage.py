@@ -63,7 +63,7 @@ class FailedEncoding(NamedTuple):
     error: LlamadoError
 
 
-class _Wanted(NamedTuple):
+class _PendingChunk(NamedTuple):
     chunk: MediaChunk
     requesters: list[Requester]
 
@@ -83,7 +83,7 @@ class MediaStage:
         self._limit = limit
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()
         self._n_bytes = 0
-        self._wanted: OrderedDict[bytes, _Wanted] = OrderedDict()
+        self._wanted: OrderedDict[bytes, _PendingChunk] = OrderedDict()
         self._running: tuple[bytes, Encoding] | None = None
         self._seconds = 0.0
 
@@ -104,7 +104,7 @@ class MediaStage:
             return True
         rows = self._kept.get(digest)
         if rows is None:
-            wanted = self._wanted.setdefault(digest, _Wanted(chunk, []))
+            wanted = self._wanted.setdefault(digest, _PendingChunk(chunk, []))
             if not any(one is requester for one in wanted.requesters):
                 wanted.requesters.append(requester)
             return False
