@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 from tiers import chosen
 from tiny import TINY, Tiny, make
 from tiny_models import make_gemma3
+from waiting import until
 
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.split.placement import Placement, SplitOptions
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.engine import Engine
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request, Result
+from llamado.engine.scheduler import outage
 from llamado.media.chunks import Grid, MediaSpan
 from llamado.models import ARCHITECTURES
 from llamado.models.batch import Batch
@@ -33,6 +37,7 @@ from llamado.models.memory import Span
 from .conftest import OpenModel
 from .fake import FakeTokenizer, req, send
 from .fake_media import FakeEncoder, Table, chunk_of, stage, with_media
+from .test_restore import Cluster
 
 Array = NDArray[Any]
 
@@ -79,8 +84,7 @@ class Models:
 
     def engine(self, runner: ModelRunner, **options: Any) -> Engine:
         self.encoder = FakeEncoder(table_of(runner))
-        multi = any(rope.sections is not None for rope in [runner.model.hparams.rope])
-        media = stage(self.encoder, multi_positions=multi)
+        media = stage(self.encoder, multi_positions=runner.model.multi_positions)
         given = {"n_ctx": 256, "n_slots": 4, "max_queue": 64, **options}
         return self._exits.enter_context(
             closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(**given), media=media))
@@ -101,7 +105,9 @@ def models(open_model: OpenModel, exits: ExitStack, tmp_path: Path) -> Models:
 class Answer:
     """A request under way whose logits are recorded."""
 
-    def __init__(self, engine: Engine, prompt: Sequence[int], n: int, spans: Sequence[MediaSpan] = (), **more: Any) -> None:
+    def __init__(
+        self, engine: Engine, prompt: Sequence[int], n: int, spans: Sequence[MediaSpan] = (), **more: Any
+    ) -> None:
         self.rows: list[bytes] = []
 
         def look(tokens: Any, logits: Array) -> bool:
@@ -269,7 +275,7 @@ def test_deepstack_adds_parts_to_the_outputs_of_layers(models: Models) -> None:
 
 
 def test_a_chunk_whose_tokens_see_each_other(open_model: OpenModel, exits: ExitStack, tmp_path: Path) -> None:
-    """Gemma 3: computed by hand with one batch of the chunk, whose first token sees its last one, also beyond a window."""
+    """Gemma 3: as computed by hand with one batch of the chunk, alone, among others, and from the cache."""
     path = make_gemma3(tmp_path / "m.gguf", n_swa=16, n_layer=4, wtype="F32")
     runner = open_model(path, n_cells=512, max_batch=64, n_sequences=2)
     table = table_of(runner)
@@ -344,8 +350,6 @@ def test_batches_of_embeddings_need_no_new_memory(models: Models, monkeypatch: p
 
 def test_a_batch_needs_embeddings_of_its_tokens(models: Models) -> None:
     runner = models.runner(TINY["llama"])
-    placed = runner.memory.empty()
-    del placed
     handle = runner.memory.allocate(8)
     assert handle is not None
     rows = runner.memory.place([Span(handle, 0, 2)])[0]
@@ -354,4 +358,94 @@ def test_a_batch_needs_embeddings_of_its_tokens(models: Models) -> None:
         runner.submit(Batch(rows.positions, nothing, rows.rows, embeddings=np.zeros((2, 3), np.float32)))
 
 
-Run = Callable[[], None]
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_same_bits_from_several_devices(open_model: OpenModel, exits: ExitStack, tmp_path: Path, name: str) -> None:
+    path = make(TINY[name], tmp_path / "m.gguf")
+    n_layer = TINY[name].n_layer
+    prompt = tokens(60)
+    ids, spans = with_media(prompt, (5, 45))
+    found = []
+    for placement in (None, Placement((*[0] * (n_layer // 2), *[1] * (n_layer - n_layer // 2)), 1)):
+        n_devices = 1 if placement is None else 2
+        given = {"n_cells": 512, "max_batch": 32, "n_sequences": 2}
+        runner = open_model(path, placement=placement, n_devices=n_devices, **given)
+        media = stage(FakeEncoder(table_of(runner)))
+        engine = exits.enter_context(
+            closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(n_ctx=256, n_slots=2), media=media))
+        )
+        found += [Answer(engine, prompt, 6).logits, Answer(engine, ids, 6, spans).logits]
+    assert found == found[:1] * 4
+
+
+def test_an_answer_goes_on_after_the_loss_of_a_device(
+    jit: Jit, tmp_path: Path, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sequence is computed again, with the embeddings that the request holds."""
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
+    tiny = TINY["qwen2vl"]
+    path = make(tiny, tmp_path / "m.gguf")
+    chunk = chunk_of(tokens(40), layout=Grid(8, 5))
+    prompt = [*tokens(10), *chunk.token_ids().tolist(), *tokens(10)]
+    spans = [MediaSpan(10, chunk)]
+    cluster = Cluster(path, Placement((1, 2), 2), jit, n_cells=512, max_batch=16)
+    exits.callback(cluster.file.close)
+    exits.callback(cluster.forward.close)
+    encoder = FakeEncoder(table_of(cluster.forward))
+    engine = exits.enter_context(
+        closing(
+            Engine(
+                cluster.forward,
+                AnyTokenizer(eog=()),
+                EngineOptions(n_ctx=256, n_slots=2, split=SplitOptions(failover=30)),
+                media=stage(encoder, multi_positions=True),
+            )
+        )
+    )
+    alone = Answer(engine, prompt, 40, spans, cache_prompt=False)
+    assert len(set(alone.logits)) == 40
+    for number, when in ((1, 0), (2, 5)):
+        count = len(cluster.opened)
+        answer = Answer(engine, prompt, 40, spans, cache_prompt=False)
+        until(lambda: len(answer.rows) >= when)  # noqa: B023
+        cluster.device(number).die()
+        # rows of the steps that were repeated are recorded once: each token is drawn once
+        assert answer.logits == alone.logits
+        assert len(cluster.opened) == count + 1
+    assert len(encoder.begun) == 1
+
+
+def test_a_slot_is_saved_although_its_device_is_lost(jit: Jit, tmp_path: Path, exits: ExitStack) -> None:
+    path = make(TINY["llama"], tmp_path / "m.gguf")
+    cluster = Cluster(path, Placement((*[1] * (TINY["llama"].n_layer - 1), 2), 2), jit, n_cells=512, max_batch=32)
+    exits.callback(cluster.file.close)
+    exits.callback(cluster.forward.close)
+    media = stage(FakeEncoder(table_of(cluster.forward)))
+    engine = exits.enter_context(
+        closing(
+            Engine(
+                cluster.forward,
+                AnyTokenizer(eog=()),
+                EngineOptions(n_ctx=256, split=SplitOptions(failover=30)),
+                media=media,
+            )
+        )
+    )
+    prompt = tokens(60)
+    ids, spans = with_media(prompt, (5, 45))
+    first = Answer(engine, ids, 4, spans)
+    longer = [*ids, *first.result.tokens, 7]
+    assert engine.save_slot(0, tmp_path / "a").result(60).n_tokens == 63
+    device = cluster.device(1)
+
+    def die(what: str) -> None:
+        if what == "read":
+            device.die()
+
+    device.before = die
+    assert engine.save_slot(0, tmp_path / "b").result(60).n_tokens == 63
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    engine.erase_slot(0).result(60)
+    engine.restore_slot(0, tmp_path / "b").result(60)
+    restored = Answer(engine, longer, 4, spans)
+    assert restored.logits == Answer(engine, longer, 4, spans, cache_prompt=False).logits
+    assert restored.result.n_cached == 63
