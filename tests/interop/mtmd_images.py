@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mtmd import ImageF32, PreparedInput, Vector, library, read_images
+from mtmd import ImageF32, PreparedInput, Vector, library, logged, read_images
 from numpy.typing import NDArray
 
 BILINEAR, BICUBIC, LANCZOS = range(3)
@@ -142,6 +142,16 @@ def preprocess(
     image = _ImageU8(Vector(begin, begin + pixels.nbytes, begin + pixels.nbytes), width, height)
     sizes = given.image_size, given.preproc_tile_size, given.preproc_min_tiles, given.preproc_max_tiles
     made = _Preprocessor(table, ctypes.addressof(given), fuse_row, *sizes)
-    output = function(ctypes.byref(made), ctypes.byref(image))
+    with logged(lib):
+        output = function(ctypes.byref(made), ctypes.byref(image))
     overview = output.overview.read() if output.overview.nx else None
     return RealOutput(read_images(output.entries), overview, output.grid_x, output.grid_y)
+
+
+def target_ratios(programs: Path, fewest: int, most: int) -> list[tuple[int, int]]:
+    """Return the grids of DeepSeek-OCR in their order, as widths and heights."""
+    function = library(programs)._ZNK35mtmd_image_preprocessor_deepseekocr17get_target_ratiosEv
+    function.restype, function.argtypes = Vector, (c_void_p,)
+    made = _Preprocessor(min_tiles=fewest, max_tiles=most)
+    pairs = function(ctypes.byref(made)).read(np.int32).reshape(-1, 2)
+    return [(int(width), int(height)) for width, height in pairs]
