@@ -16,6 +16,7 @@ from picture_files import chunk, exact, gif, lossy, noise, palette, png, saved, 
 from PIL import Image
 from PIL.ImageOps import exif_transpose
 
+from llamado.media import pictures
 from llamado.media.errors import MediaError
 from llamado.media.media import MediaKind
 from llamado.media.pictures import ORIENTATION, PictureLimits, decode_picture
@@ -101,8 +102,29 @@ def test_a_decompression_bomb_is_rejected_by_its_header() -> None:
 
 
 def test_a_gif_frame_beyond_the_screen_counts() -> None:
-    with pytest.raises(MediaError, match=r"more than the limit|damaged"):
+    with pytest.raises(MediaError, match="the GIF picture has more pixels than the limit of 64,000,000: scale it down"):
         decode_picture(gif((1, 1), (0, 0, 65_000, 65_000), bytes([1])))
+
+
+def test_a_webp_canvas_is_limited_before_it_is_allocated() -> None:
+    data = bytearray(LOSSY["webp-animated"][0])
+    at = data.index(b"VP8X") + 12
+    data[at : at + 6] = 2 * (60_000 - 1).to_bytes(3, "little")
+    with pytest.raises(MediaError, match=r"than the limit of 64,000,000: scale it down|damaged"):
+        decode_picture(bytes(data))
+
+
+def test_millions_of_parts_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_MAX_READS", 1000)
+    for data, before, part in (
+        (EXACT["png-rgb"][0], b"IDAT", chunk(b"abCd", b"")),
+        (EXACT["gif-transparent"][0], b"\x21\xf9\x04", b"\x21\xfe\x01a\0"),
+        (LOSSY["jpeg"][0], b"\xff\xdb", b"\xff\xfe\0\x02"),
+    ):
+        at = data.index(before) - (4 if before == b"IDAT" else 0)
+        decode_picture(data[:at] + 10 * part + data[at:])
+        with pytest.raises(MediaError, match="the picture file consists of too many parts: save it again"):
+            decode_picture(data[:at] + 1000 * part + data[at:])
 
 
 def test_a_jpeg_file_of_many_scans_is_rejected() -> None:

@@ -31,6 +31,7 @@ ORIENTATION = 0x0112
 
 _WARNINGS = r"PIL\."
 _MAX_SCANNED = 2**31
+_MAX_READS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,15 @@ def decode_picture(data: bytes, limits: PictureLimits = PictureLimits()) -> Medi
         )
     name, opened = _format(data)
     try:
-        with opened(BytesIO(data)) as image:
+        with opened(_File(data)) as image:
             _check(image, name, data, limits)
             pixels = _upright(_rgb(image), _orientation(image))
     except MediaError:
         raise
+    except _bomb():
+        raise MediaError(
+            f"the {name} picture has more pixels than the limit of {limits.max_pixels:,}: scale it down"
+        ) from None
     except MemoryError:
         raise MediaError("there is not enough memory to decode the picture: send a smaller one") from None
     # For damaged files Pillow raises OSError, SyntaxError, ValueError, struct.error, KeyError and others.
@@ -67,6 +72,30 @@ def decode_picture(data: bytes, limits: PictureLimits = PictureLimits()) -> Medi
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise MediaError(f"the {name} picture is damaged or incomplete ({reason}): send the whole file") from None
     return Media(MediaKind.IMAGE, pixels)
+
+
+class _File(BytesIO):
+    """File with a limited number of reads.
+
+    Pillow reads chunks and comments one by one in Python: millions of empty ones would take many seconds.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._left = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise MediaError("the picture file consists of too many parts: save it again")
+        return super().read(size)
+
+
+def _bomb() -> type[Exception]:
+    """Return Pillow's error for too many pixels."""
+    from PIL.Image import DecompressionBombError
+
+    return DecompressionBombError
 
 
 def _format(data: bytes) -> tuple[str, Callable[[BytesIO], ImageFile]]:
