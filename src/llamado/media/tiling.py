@@ -370,14 +370,23 @@ def _interpolate(picture: NDArray[np.uint8], side: int, options: ImageOptions) -
     if width == height == side:
         return options.normalize(picture)
     (x0, x1, dx), (y0, y1, dy) = (_neighbors(length, side) for length in (width, height))
-    dx, dy = dx[:, None], dy[:, None, None]
+    dx, dy = np.repeat(dx, 3), dy[:, None]
 
     def along_x(rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        a, b = (options.normalize(picture[rows[:, None], columns]) for columns in (x0, x1))
-        return a + (b - a) * dx
+        near, far = (
+            options.normalize(np.take(picture[rows], columns, axis=1)).reshape(side, -1) for columns in (x0, x1)
+        )
+        return _between(near, far, dx)
 
-    top, bottom = along_x(y0), along_x(y1)
-    return top + (bottom - top) * dy
+    return _between(along_x(y0), along_x(y1), dy).reshape(side, side, 3)
+
+
+def _between(near: NDArray[np.float32], far: NDArray[np.float32], distance: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return near + (far - near) · distance, in the memory of `far`."""
+    far -= near
+    far *= distance
+    far += near
+    return far
 
 
 def _neighbors(n_in: int, n_out: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
