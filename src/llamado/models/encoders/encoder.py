@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 from llamado.ggml.graph import Graph, mul, mul_mat, rms_norm
 from llamado.ggml.tensor import Tensor
@@ -37,6 +38,12 @@ class EncoderPass:
     def norm_eps(self) -> float:
         """Epsilon of the norms."""
         return self._norm_eps
+
+    def with_eps(self, norm_eps: float) -> Self:
+        """Return a pass that adds to the same graph, with another epsilon of the norms."""
+        other = copy(self)
+        other._norm_eps = norm_eps
+        return other
 
     def input(self, name: str, *ne: int, type: TensorType = TensorType.F32) -> Tensor:
         """Return the input `name`, creating it on first use."""

@@ -32,6 +32,11 @@ class Projector(NamedTuple):
 
 PICTURES: dict[str, Projector] = {
     "gemma3": Projector("siglip:Gemma3Encoder", "Gemma 3 4B, 12B, 27B"),
+    "qwen2vl_merger": Projector("qwen_vl:Qwen2VlEncoder", "Qwen2-VL"),
+    "qwen2.5vl_merger": Projector("qwen_vl:Qwen25VlEncoder", "Qwen2.5-VL"),
+    "qwen2.5o": Projector("qwen_vl:Qwen25VlEncoder", "Qwen2.5-Omni"),
+    "qwen3vl_merger": Projector("qwen_vl:Qwen3VlEncoder", "Qwen3-VL"),
+    "exaone4_5": Projector("qwen_vl:Exaone45Encoder", "EXAONE 4.5"),
 }
 SOUNDS: dict[str, Projector] = {}
 

@@ -6,17 +6,34 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, TypedDict, Unpack
 
-from llamado.ggml.graph import add, cast, flash_attn_ext, glu_split, mul, permute, relu, reshape, sqr, unary, view_3d
+from llamado.ggml.graph import (
+    add,
+    cast,
+    flash_attn_ext,
+    glu_split,
+    mul,
+    permute,
+    relu,
+    reshape,
+    rms_norm,
+    sqr,
+    unary,
+    view_3d,
+    view_4d,
+)
 from llamado.ggml.ops import GluOp, PrecType, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.encoders.encoder import EncoderPass
 from llamado.models.encoders.keys import EncoderKeys
+from llamado.models.encoders.windows import Windows, join
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
+Visible = Tensor | Windows | None
+"""Positions that a position sees: by a mask, those of its window, or all. A mask is F16 [n_positions, n_positions]."""
 Rotate = Callable[[Tensor], Tensor]
 """Adds positions to queries or keys: F32 [head_dim, n_head, n_positions] to the same shape."""
 
@@ -87,6 +104,8 @@ class EncoderAttention(NamedTuple):
     n_head_kv: int
     head_dim: int
     scale: float
+    has_unit_values: bool = False
+    """True if each head of the values is divided by its RMS."""
 
     @classmethod
     def take(
@@ -117,10 +136,16 @@ class EncoderAttention(NamedTuple):
             scale=scale,
         )
 
-    def __call__(self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Tensor | None, name: str) -> Tensor:
+    def __call__(
+        self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Visible, name: str, n_sequences: int = 1
+    ) -> Tensor:
         q, k, v = self._project(step, x, name)
+        if self.has_unit_values:
+            v = rms_norm(v, step.norm_eps, f"v_norm-{name}")
         if rotate is not None:
             q, k = rotate(q), rotate(k)
+        if n_sequences > 1:
+            q, k, v = (split_sequences(t, n_sequences) for t in (q, k, v))
         return self.out(step, attend(q, k, v, self.scale, mask, self.sinks), f"attn_out-{name}")
 
     def _project(self, step: EncoderPass, x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,16 +178,22 @@ class EncoderAttention(NamedTuple):
         return q, k, v
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, sinks: Tensor | None = None
-) -> Tensor:
-    """Return attention of all positions: F32 [head_dim · n_head, n_positions].
+def split_sequences(x: Tensor, n: int) -> Tensor:
+    """Return queries, keys or values of `n` sequences, one behind the other: F32 [head_dim, heads, n_positions, n]."""
+    dim, heads, n_all = x.ne[:3]
+    return view_4d(x, dim, heads, n_all // n, n, x.nb[1], x.nb[2], n_all // n * x.nb[2])
 
-    q, k and v are F32 [head_dim, heads, n_positions]. `mask`: F16 [n_positions, n_positions], added to the scores.
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Visible = None, sinks: Tensor | None = None) -> Tensor:
+    """Return attention of all positions of a sequence: F32 [head_dim · n_head, n_positions · n_sequences].
+
+    q, k and v are F32 [head_dim, heads, n_positions, n_sequences]; with windows, there is one sequence.
     """
+    if isinstance(mask, Windows):
+        return join([attend(*parts, scale, sinks=sinks) for parts in zip(*map(mask.of, (q, k, v)), strict=True)])
     k, v = (cast(permute(t, 0, 2, 1, 3), TensorType.F16) for t in (k, v))
     out = flash_attn_ext(permute(q, 0, 2, 1, 3), k, v, mask, scale, precision=PrecType.F32, sinks=sinks)
-    return reshape(out, out.ne[0] * out.ne[1], out.ne[2])
+    return reshape(out, out.ne[0] * out.ne[1], out.ne[2] * out.ne[3])
 
 
 class NormKind(Enum):
@@ -191,8 +222,10 @@ class EncoderLayer(NamedTuple):
     ffn_scale: Tensor | None
     out_scale: Tensor | None
 
-    def __call__(self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Tensor | None, name: str) -> Tensor:
-        h = self.attention(step, self.attn_norm(step, x, f"ln1-{name}"), rotate, mask, name)
+    def __call__(
+        self, step: EncoderPass, x: Tensor, rotate: Rotate | None, mask: Visible, name: str, n_sequences: int = 1
+    ) -> Tensor:
+        h = self.attention(step, self.attn_norm(step, x, f"ln1-{name}"), rotate, mask, name, n_sequences)
         if self.attn_scale is not None:
             h = mul(h, self.attn_scale)
         if self.attn_post_norm is not None:
@@ -211,7 +244,8 @@ class TransformerOptions(TypedDict, total=False):
     """Options of EncoderTransformer.
 
     `prefix` of the tensors' names: "v". `norm`: layer norms. `activation`: that of the file. `n_layer`: the number of
-    layers in use: all. `scale` of the attention: 1/√head_dim.
+    layers in use: all. `scale` of the attention: 1/√head_dim. `has_unit_values`: the
+    heads of the values are divided by their RMS.
     """
 
     prefix: str
@@ -219,6 +253,7 @@ class TransformerOptions(TypedDict, total=False):
     activation: Activation
     n_layer: int
     scale: float
+    has_unit_values: bool
 
 
 class EncoderTransformer:
@@ -238,6 +273,7 @@ class EncoderTransformer:
             raise InvalidModel(f"{self.n_head} heads of queries do not share {n_head_kv} heads of keys evenly")
         if not self.head_dim:
             raise InvalidModel(f"{self.n_head} heads of a width of {self.n_embd}")
+        self._has_unit_values = options.get("has_unit_values", False)
         n_all = keys.int_("block_count")
         self.layers = [
             self._take_layer(weights.layer(i, stack=f"{prefix}.blk"), norm, n_head_kv, scale)
@@ -253,22 +289,25 @@ class EncoderTransformer:
     def _take_layer(self, w: RoleWeights, norm: NormKind, n_head_kv: int, scale: float | None) -> EncoderLayer:
         """Take a layer's weights. Raises InvalidModel."""
         n, dim = self.n_embd, self.head_dim
+        # One for all channels, or one for each.
+        n_scales = 1 if w.has("out_scale.weight") and w.ne("out_scale.weight")[0] == 1 else n
+        attention = EncoderAttention.take(
+            w, n, self.n_head, n_head_kv, dim, norm, dim**-0.5 if scale is None else scale
+        )
 
         def optional_norm(name: str) -> LayerNorm | RmsNorm | None:
             return take_norm(w, name, n, norm) if w.has(f"{name}.weight") else None
 
         return EncoderLayer(
             attn_norm=take_norm(w, "ln1", n, norm),
-            attention=EncoderAttention.take(
-                w, n, self.n_head, n_head_kv, dim, norm, dim**-0.5 if scale is None else scale
-            ),
+            attention=attention._replace(has_unit_values=self._has_unit_values),
             attn_scale=w.optional("ls1.weight", n),
             attn_post_norm=optional_norm("attn_post_norm"),
             ffn_norm=take_norm(w, "ln2", n, norm),
             feed_forward=EncoderFeedForward.take(w, n, self.activation),
             ffn_post_norm=optional_norm("ffn_post_norm"),
             ffn_scale=w.optional("ls2.weight", n),
-            out_scale=w.optional("out_scale.weight", n),
+            out_scale=w.optional("out_scale.weight", n_scales),
         )
 
     def __call__(
@@ -276,17 +315,19 @@ class EncoderTransformer:
         step: EncoderPass,
         x: Tensor,
         rotate: Rotate | None = None,
-        mask: Callable[[int], Tensor | None] = lambda layer: None,
+        mask: Callable[[int], Visible] = lambda layer: None,
         on_layer: Callable[[int, Tensor], None] | None = None,
+        n_sequences: int = 1,
     ) -> Tensor:
         """Return the hidden states behind the last layer and its norm: F32 [n_embd, n_positions].
 
-        `mask` returns the mask of a layer's attention. `on_layer` is called with each layer's output.
+        `mask` returns what the positions of a layer see. `on_layer` is called with each layer's output. x holds
+        `n_sequences` sequences of the same length, one behind the other.
         """
         if self.pre_norm is not None:
             x = self.pre_norm(step, x, "pre_ln")
         for i, layer in enumerate(self.layers):
-            x = layer(step, x, rotate, mask(i), str(i))
+            x = layer(step, x, rotate, mask(i), str(i), n_sequences)
             if on_layer is not None:
                 on_layer(i, x)
         return x if self.post_norm is None else self.post_norm(step, x, "post_ln")

@@ -1,0 +1,66 @@
+"""Small projectors on this device and in the real mtmd: the tokens of a prompt, their positions, and the embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mtmd import Mtmd
+from projectors import qwen_vl, spec, text
+from projectors.spec import TinyProjector
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.gguf.reader import GGUFFile
+from llamado.media.chunks import tokenize
+from llamado.media.media import Media, MediaKind
+from llamado.text.tokenizer.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.interop
+
+PROJECTORS = [*qwen_vl.PROJECTORS]
+SIZES = [(144, 272), (64, 64), (41, 100)]
+"""Heights and widths of pictures: of odd numbers of tokens, of the table of positions, and one that is resized."""
+
+
+def picture(height: int, width: int) -> Media:
+    """Return a picture with large areas and some noise."""
+    rng = np.random.default_rng(height * 1000 + width)
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([np.sin(x / 9 + i) + np.cos(y / (5 + i)) for i in range(3)], 2) * 50 + 128
+    return Media(MediaKind.IMAGE, np.clip(waves + rng.normal(0, 30, waves.shape), 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("tiny", PROJECTORS, ids=lambda tiny: tiny.name)
+def test_prompts_and_embeddings_are_those_of_mtmd(peer_bin: Path, tmp_path: Path, tiny: TinyProjector) -> None:
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf"), text.make(tiny, tmp_path / "text.gguf")
+    pictures = [picture(*size) for size in SIZES]
+    prompt = "see <__media__> and" * len(pictures)
+    with Mtmd(peer_bin, path, model) as mtmd:
+        theirs = mtmd.chunks(prompt, [media.data for media in pictures])
+    file, encoder = spec.encoder_of(path)
+    tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
+    ours = tokenize(prompt, pictures, tokenizer.encode, encoder.prepare, bos=tokenizer.bos, eos=None)
+    device, at, spans = CpuDevice(2), 0, iter(ours.spans)
+    for chunk in theirs:
+        if chunk.kind == "text":
+            assert ours.tokens[at : at + chunk.n_tokens] == chunk.tokens
+        else:
+            span = next(spans)
+            given = span.chunk
+            assert (span.start, given.n_tokens, given.causal) == (at, chunk.n_tokens, chunk.causal)
+            layout = given.layout
+            if chunk.positions is not None and layout is not None and tiny.text in text.SECTIONS:
+                assert layout.n_positions == chunk.n_positions
+                np.testing.assert_array_equal(layout.positions(0)[[0, 2, 1, 3]].T, chunk.positions)
+            assert chunk.embeddings is not None
+            rows = spec.encode(device, file, encoder, given.input)
+            assert rows.shape == chunk.embeddings.shape
+            cosines = (rows * chunk.embeddings).sum(1) / (
+                np.linalg.norm(rows, axis=1) * np.linalg.norm(chunk.embeddings, axis=1)
+            )
+            assert cosines.min() > 0.9999
+            norms = np.linalg.norm(rows, axis=1) / np.linalg.norm(chunk.embeddings, axis=1)
+            np.testing.assert_allclose(norms, 1, atol=2e-3)
+        at += chunk.n_tokens
+    assert at == len(ours.tokens) and next(spans, None) is None

@@ -1,0 +1,69 @@
+"""Small text model that fits a projector, with the special tokens that its prompts have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from kept_files import kept
+from tiny_models import CONTROL, NORMAL, byte_characters
+
+from projectors.spec import TinyProjector
+
+N_FF, N_HEAD = 32, 4
+SECTIONS = {"qwen2vl": [2, 3, 3, 0], "qwen3vl": [3, 3, 2, 0], "hunyuan_vl": [2, 2, 2, 2]}
+"""Pairs that each of the four positions rotates, of models with M-RoPE."""
+HEAD_NORMS = "qwen3vl", "hunyuan_vl"
+
+
+def write(tiny: TinyProjector, path: Path) -> Path:
+    """Write a model of one layer with bytes, line ends and the tokens of the projector as its vocabulary."""
+    rng = np.random.default_rng(0)
+    chars = byte_characters()
+    end = chars[ord("\n")]
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *chars, end + end, *tiny.tokens]
+    types = [CONTROL] * 3 + [NORMAL] * 257 + [CONTROL] * len(tiny.tokens)
+    writer = gguf.GGUFWriter(path, tiny.text)
+    writer.add_name("a small model")
+    writer.add_context_length(512)
+    writer.add_block_count(1)
+    n_embd = tiny.n_embd
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_rope_dimension_count(n_embd // N_HEAD)
+    if tiny.text in SECTIONS:
+        writer.add_rope_dimension_sections(SECTIONS[tiny.text])
+    n_deep = sum(name.endswith(".fc1.weight") for name in tiny.tensors if name.startswith("v.deepstack."))
+    if n_deep:
+        writer.add_num_deepstack_layers(n_deep)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([f"{end} {end}"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    shapes = {"token_embd.weight": (len(tokens), n_embd), "output_norm.weight": (n_embd,)}
+    for name in ("attn_norm", "ffn_norm"):
+        shapes[f"blk.0.{name}.weight"] = (n_embd,)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"):
+        shapes[f"blk.0.{name}.weight"] = (N_FF if "ffn" in name else n_embd, n_embd)
+    shapes["blk.0.ffn_down.weight"] = (n_embd, N_FF)
+    if tiny.text in HEAD_NORMS:
+        shapes |= {f"blk.0.attn_{which}_norm.weight": (n_embd // N_HEAD,) for which in "qk"}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, rng.normal(0, 0.1, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+make = kept(write)
