@@ -51,7 +51,8 @@ class Interpolation(Enum):
             reach = max(np.float32(1), 1 / factor)
             distance = np.abs(np.arange(n_in, dtype=np.float32)[None] + np.float32(0.5) - at[:, None]) / reach
             found = np.maximum(np.float32(1) - distance, np.float32(0))
-            return found / found.sum(axis=1, keepdims=True)
+            found /= found.sum(axis=1, keepdims=True)
+            return found
         at -= offset
         first = np.floor(at).astype(np.int64)
         if self is not Interpolation.BICUBIC:

@@ -36,6 +36,10 @@ PICTURES: dict[str, Projector] = {
     "qwen2.5vl_merger": Projector("qwen_vl:Qwen25VlEncoder", "Qwen2.5-VL"),
     "qwen2.5o": Projector("qwen_vl:Qwen25VlEncoder", "Qwen2.5-Omni"),
     "qwen3vl_merger": Projector("qwen_vl:Qwen3VlEncoder", "Qwen3-VL"),
+    "glm4v": Projector("glm4v:Glm4vEncoder", "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR"),
+    "glm5v": Projector("glm4v:Glm5vEncoder", "GLM-5V"),
+    "paddleocr": Projector("paddleocr:PaddleOcrEncoder", "PaddleOCR-VL"),
+    "dots_ocr": Projector("paddleocr:DotsOcrEncoder", "dots.ocr"),
     "exaone4_5": Projector("qwen_vl:Exaone45Encoder", "EXAONE 4.5"),
 }
 SOUNDS: dict[str, Projector] = {}

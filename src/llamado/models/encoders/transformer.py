@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 from typing import NamedTuple, TypedDict, Unpack
 
 from llamado.ggml.graph import (
     add,
     cast,
+    clamp,
     flash_attn_ext,
     glu_split,
     mul,
@@ -64,12 +66,16 @@ class Activation(Enum):
 
 
 class EncoderFeedForward(NamedTuple):
-    """Feed-forward network, with or without a gate."""
+    """Feed-forward network, with or without a gate.
+
+    `limit`: the greatest gate, and magnitude of what it is multiplied by, with SILU; 0: none (GLM-5V).
+    """
 
     up: Linear
     down: Linear
     gate: Linear | None
     activation: Activation
+    limit: float = 0.0
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, activation: Activation) -> EncoderFeedForward:
@@ -85,8 +91,11 @@ class EncoderFeedForward(NamedTuple):
         return cls(w.linear(up, n_embd, n_ff), w.linear(down, n_ff, n_embd), gate, activation)
 
     def __call__(self, step: EncoderPass, x: Tensor, name: str) -> Tensor:
+        up = self.up(step, x, f"ffn_up-{name}")
         gate = None if self.gate is None else self.gate(step, x, f"ffn_gate-{name}")
-        return self.down(step, self.activation(self.up(step, x, f"ffn_up-{name}"), gate), f"ffn_out-{name}")
+        if gate is not None and self.limit and self.activation is Activation.SILU:
+            gate, up = clamp(gate, -inf, self.limit), clamp(up, -self.limit, self.limit)
+        return self.down(step, self.activation(up, gate), f"ffn_out-{name}")
 
 
 class EncoderAttention(NamedTuple):
@@ -190,7 +199,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Visible = None, 
     q, k and v are F32 [head_dim, heads, n_positions, n_sequences]; with windows, there is one sequence.
     """
     if isinstance(mask, Windows):
-        return join([attend(*parts, scale, sinks=sinks) for parts in zip(*map(mask.of, (q, k, v)), strict=True)])
+        groups = zip(mask.of(q), mask.of(k), mask.of(v), strict=True)
+        return join([attend(*group, scale, None, sinks) for group in groups])
     k, v = (cast(permute(t, 0, 2, 1, 3), TensorType.F16) for t in (k, v))
     out = flash_attn_ext(permute(q, 0, 2, 1, 3), k, v, mask, scale, precision=PrecType.F32, sinks=sinks)
     return reshape(out, out.ne[0] * out.ne[1], out.ne[2] * out.ne[3])
@@ -245,7 +255,7 @@ class TransformerOptions(TypedDict, total=False):
 
     `prefix` of the tensors' names: "v". `norm`: layer norms. `activation`: that of the file. `n_layer`: the number of
     layers in use: all. `scale` of the attention: 1/√head_dim. `has_unit_values`: the
-    heads of the values are divided by their RMS.
+    heads of the values are divided by their RMS. `limit`: see EncoderFeedForward; 0.
     """
 
     prefix: str
@@ -254,6 +264,7 @@ class TransformerOptions(TypedDict, total=False):
     n_layer: int
     scale: float
     has_unit_values: bool
+    limit: float
 
 
 class EncoderTransformer:
@@ -273,7 +284,7 @@ class EncoderTransformer:
             raise InvalidModel(f"{self.n_head} heads of queries do not share {n_head_kv} heads of keys evenly")
         if not self.head_dim:
             raise InvalidModel(f"{self.n_head} heads of a width of {self.n_embd}")
-        self._has_unit_values = options.get("has_unit_values", False)
+        self._has_unit_values, self._limit = options.get("has_unit_values", False), options.get("limit", 0.0)
         n_all = keys.int_("block_count")
         self.layers = [
             self._take_layer(weights.layer(i, stack=f"{prefix}.blk"), norm, n_head_kv, scale)
@@ -304,7 +315,7 @@ class EncoderTransformer:
             attn_scale=w.optional("ls1.weight", n),
             attn_post_norm=optional_norm("attn_post_norm"),
             ffn_norm=take_norm(w, "ln2", n, norm),
-            feed_forward=EncoderFeedForward.take(w, n, self.activation),
+            feed_forward=EncoderFeedForward.take(w, n, self.activation)._replace(limit=self._limit),
             ffn_post_norm=optional_norm("ffn_post_norm"),
             ffn_scale=w.optional("ls2.weight", n),
             out_scale=w.optional("out_scale.weight", n_scales),
