@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import ClassVar
 
@@ -27,10 +26,14 @@ class DynamicEncoder(GridEncoder):
     def prepare(self, media: Media) -> list[Piece]:
         given = self.input(self.preprocess(media).image)
         grid = PatchGrid(*given.shape)
-        described = f"{self.keys.projector} {self.options}".encode()
-        digest = hashlib.sha256(media.digest + described).digest()
-        n_tokens = self.n_tokens(grid)
-        chunk = MediaChunk(MediaKind.IMAGE, given, n_tokens, digest, self.layout(grid), causal=self.causal)
+        chunk = MediaChunk(
+            kind=MediaKind.IMAGE,
+            input=given,
+            n_tokens=self.n_tokens(grid),
+            digest=self.digest(media),
+            layout=self.layout(grid),
+            causal=self.causal,
+        )
         return [self.texts[0], chunk, self.texts[1]]
 
     def preprocess(self, media: Media) -> PreparedPicture:
