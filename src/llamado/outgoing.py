@@ -2,11 +2,15 @@
 
 Compressed bodies are rejected, because a few bytes could become gigabytes. A request sets its own limits by
 `extensions=limits(…)`. httpx bounds headers (100 KiB). `read_json` parses JSON, and `fit` converts it to an expected
-form.
+form. `PublicReader` reads files that clients name, from public addresses only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
@@ -39,6 +43,109 @@ def open_client(**options: Any) -> httpx.Client:
     client = httpx.Client(**options, event_hooks={"response": [_bound]})
     client.headers.update(_HEADERS)
     return client
+
+
+class NotPublic(httpx.HTTPError):
+    """A URL that does not lead to a public address of the internet."""
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_MOST_REDIRECTS = 3
+
+
+class PublicReader:
+    """Reads files that clients name by URL, so that nobody reaches this machine or its network through it.
+
+    Names are resolved here, and connections go to the checked address, so a name cannot change its address in between.
+    Redirects are checked the same way. Proxies of the environment are not used, because they resolve names themselves.
+    """
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+        self._opening = asyncio.Lock()
+
+    async def read(self, url: str, *, max_bytes: int, max_seconds: float) -> bytes:
+        """Return the contents of an http(s) URL.
+
+        Raises NotPublic, AnswerTooLarge, and httpx.HTTPError for everything else, also for a status other than 200.
+        """
+        try:
+            async with asyncio.timeout(max_seconds):
+                return await self._follow(url, limits(max_bytes, max_seconds))
+        except TimeoutError:
+            raise AnswerTooLarge(f"the response takes longer than {max_seconds:g} s") from None
+        except httpx.InvalidURL as error:
+            raise NotPublic(f"invalid URL: {error}") from None
+
+    async def _follow(self, url: str, bounds: dict[str, Any]) -> bytes:
+        async with self._opening:  # loading certificates holds the interpreter's lock: once, not for each request
+            if self._client is None:
+                self._client = await asyncio.to_thread(self._open)
+        target = httpx.URL(url)
+        for _ in range(1 + _MOST_REDIRECTS):
+            address = await public_address(target)
+            request = self._client.build_request(
+                "GET",
+                target.copy_with(host=address, fragment=None),
+                headers={"host": target.netloc.decode("ascii")},
+                extensions={**bounds, "sni_hostname": target.host},
+            )
+            response = await self._client.send(request, stream=True)
+            try:
+                if not response.has_redirect_location:
+                    if response.status_code != 200:
+                        raise httpx.HTTPError(f"the server answers {response.status_code}")
+                    return await response.aread()
+                target = target.join(response.headers["location"])
+            finally:
+                await response.aclose()
+        raise httpx.TooManyRedirects(f"more than {_MOST_REDIRECTS} redirects")
+
+    def _open(self) -> httpx.AsyncClient:
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+        return open_async_client(
+            trust_env=False,
+            verify=ssl.create_default_context(),
+            timeout=httpx.Timeout(10.0),
+            limits=httpx.Limits(max_keepalive_connections=0),
+            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),  # clients must not share cookies
+        )
+
+
+async def public_address(url: httpx.URL) -> str:
+    """Return an address of a URL's host. Raises NotPublic, also if only one of its addresses is not public."""
+    if url.scheme not in ("http", "https"):
+        raise NotPublic(f"unsupported URL scheme: {url.scheme[:20]}")
+    if not url.host:
+        raise NotPublic("the URL has no host")
+    if url.userinfo:
+        raise NotPublic("user names and passwords in URLs are not supported")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            url.raw_host.decode("ascii"), url.port, type=socket.SOCK_STREAM
+        )
+    except (OSError, UnicodeError) as error:
+        raise NotPublic(f"{url.host[:253]} has no address: {error}") from None
+    addresses = [str(entry[4][0]) for entry in found]
+    for address in addresses:
+        if not is_public(address):
+            raise NotPublic(f"{url.host[:253]} is not a public address of the internet")
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Return True for an address of the internet, also behind the forms of IPv6 that hold one of IPv4."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if inner is None and found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if found.is_site_local:
+            return False
+    return found.is_global and not found.is_multicast and not found.is_reserved
 
 
 def open_async_client(**options: Any) -> httpx.AsyncClient:

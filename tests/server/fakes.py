@@ -51,6 +51,7 @@ class FakeTokenizer:
     n_vocab = N_VOCAB
     eog = frozenset({EOS})
     bos, add_bos = 2, False
+    eos, add_eos = EOS, False
     fim_pre: int | None = 3
     fim_suf: int | None = 4
     fim_mid: int | None = 5

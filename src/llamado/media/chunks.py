@@ -7,14 +7,14 @@ sequences (slots, prompt cache, slot files, cache on disk) thus recognizes pictu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.media.media import MARKER, Media, MediaKind
+from llamado.media.media import MARKER, MediaKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,17 +119,14 @@ class Encode(Protocol):
     def __call__(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 
 
-class Prepare(Protocol):
-    """MediaEncoder.prepare of the encoder for a medium's kind. Raises MediaError."""
-
-    def __call__(self, media: Media) -> list[Piece]: ...
+M = TypeVar("M")
 
 
 def tokenize(
     text: str,
-    media: Sequence[Media],
+    media: Sequence[M],
     encode: Encode,
-    prepare: Prepare,
+    prepare: Callable[[M], Sequence[Piece]],
     *,
     bos: int | None,
     eos: int | None,
@@ -137,6 +134,7 @@ def tokenize(
 ) -> MediaPrompt:
     """Tokenize a text in which each `marker` stands for the next of `media`; as mtmd_tokenize does.
 
+    `prepare`: `MediaEncoder.prepare` of the encoder for a medium's kind, or what returns the pieces it has made.
     `bos` and `eos` begin and end the whole prompt, if they are not None. Raises MediaError, and ValueError if there are
     more or fewer markers than media.
     """

@@ -13,6 +13,7 @@ from llamado.http.errors import (
     not_supported,
     unexpected,
 )
+from llamado.media.errors import MediaError
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
@@ -32,7 +33,8 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, InputTooLarge):
         return ApiError("exceed_context_size_error", str(error), n_prompt_tokens=error.n_tokens, n_ctx=error.n_batch)
     if isinstance(
-        error, (ClientDisconnected, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)
+        error,
+        (ClientDisconnected, InvalidRequest, MediaError, TemplateError, TokenizerError, GrammarError, ConstraintError),
     ):
         return invalid(str(error))
     if isinstance(error, Unavailable):

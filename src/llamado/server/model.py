@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
+from llamado.media.media import Media, MediaKind
 from llamado.models.hparams import Pooling
 from llamado.text.grammar.source import GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from llamado.engine.topology.membership import JoinedWorker
     from llamado.engine.topology.observer import Mark
     from llamado.engine.topology.view import ClusterView
+    from llamado.media.chunks import Piece
     from llamado.text.grammar.compiler import Constraint
 
 
@@ -125,7 +127,10 @@ class ServedTokenizer(Protocol):
     eog: frozenset[int]
     """End-of-generation tokens."""
     bos: int | None
+    eos: int | None
     add_bos: bool
+    add_eos: bool
+    """`add_…`: the token begins or ends prompts."""
     fim_pre: int | None
     """Fill-in-the-middle tokens; None if the vocabulary lacks them."""
     fim_suf: int | None
@@ -138,6 +143,27 @@ class ServedTokenizer(Protocol):
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str: ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+
+class ServedEncoder(Protocol):
+    """A media encoder of a served model (`MediaEncoder`). Methods may be called from any thread."""
+
+    @property
+    def rate(self) -> int:
+        """Samples a second of the sounds it takes; 0 for pictures."""
+
+    def prepare(self, media: Media) -> list[Piece]:
+        """Return the pieces of a prompt for a picture or sound. Raises MediaError."""
+
+
+class ServedEncoders(Protocol):
+    """The media encoders of a served model, by kind; None: the model does not take this kind."""
+
+    @property
+    def image(self) -> ServedEncoder | None: ...
+
+    @property
+    def audio(self) -> ServedEncoder | None: ...
 
 
 class Grammars(Protocol):
@@ -216,12 +242,25 @@ class ServedModel:
     """Return the most characters of one token's text; 0 if unknown."""
     n_batch: int = 2048
     """Tokens of a logical batch, to which `/infill` cuts its context."""
+    encoders: ServedEncoders | None = None
+    """None: the model takes text only."""
     embeddings: ServedEmbeddings | None = None
     """None: the server was started without embeddings."""
     cluster: ServedCluster | None = None
     """The machines that the model is split across; None for a model on one machine."""
     close: Callable[[float], None] = lambda timeout: None
     """Close the engine within so many seconds."""
+
+    def encoder(self, kind: MediaKind) -> ServedEncoder | None:
+        """Return the encoder for a kind of media; None: the model does not take it."""
+        if self.encoders is None:
+            return None
+        return self.encoders.image if kind is MediaKind.IMAGE else self.encoders.audio
+
+    @property
+    def media_kinds(self) -> frozenset[MediaKind]:
+        """Kinds of media that prompts may have."""
+        return frozenset(kind for kind in MediaKind if self.encoder(kind) is not None)
 
     def snapshot(self) -> EngineSnapshot:
         """Return the state of the engine, with the counters and requests of the embedder added."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamado.media.markers import server_marker
 from llamado.text.grammar.source import GrammarSource
 
 
@@ -59,6 +60,12 @@ class Switches:
     slot_save_path: str | None = None
     """Folder for `/slots/{id}?action=save`; None: the endpoint is off."""
     api_prefix: str = ""
+    media_path: str | None = None
+    """Folder of pictures and sounds that requests may name as `file://`; None: none."""
+    media_url: bool = False
+    """Fetch pictures and sounds from http(s) URLs in requests."""
+    media_marker: str = field(default_factory=server_marker)
+    """The marker of prompts with `multimodal_data`, which `/props` shows."""
     static_path: str | None = None
     """Folder of files to serve instead of the page."""
     page: bool = True

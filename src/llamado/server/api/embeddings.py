@@ -220,7 +220,7 @@ def _tokens(given: Any, tokenizer: ServedTokenizer) -> list[int]:
         return tokenizer.encode(_content(given["content"]), add_special=True, parse_special=True)
     # `tokenize_prompts` would read a bare number as a list of one token.
     entry = given if isinstance(given, (str, list, dict)) else None
-    return tokenize_prompts([entry], tokenizer, most=1)[0]
+    return tokenize_prompts([entry], tokenizer, most=1)[0].tokens
 
 
 def _content(parts: Any) -> str:

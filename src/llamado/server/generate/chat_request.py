@@ -19,6 +19,7 @@ from llamado.server.generate.json_values import (
     text,
     type_name,
 )
+from llamado.server.generate.media_parts import ChatMedia, MarkerPart, joined
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.model import ServedModel
@@ -42,7 +43,6 @@ _CHAT_FIELDS = frozenset(
 # Template variables that `chat_template_kwargs` cannot set, because the body has fields for them.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 _PARTS = ("content", "reasoning_content")  # parts of a message that an answer can continue
-_MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
 
 
 class PlainParser:
@@ -58,11 +58,6 @@ class PlainParser:
 def _check_parts(content: list[Any]) -> None:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in _MEDIA:
-            raise invalid(
-                f"{_MEDIA[kind]} input is not supported - hint: if this is unexpected, you may need to provide the "
-                "mmproj"
-            )
         if kind != "text":
             raise invalid("unsupported content[].type")
         if not isinstance(part.get("text"), str):
@@ -99,7 +94,10 @@ def _message(given: Any) -> dict[str, Any]:
     role = given.get("role")
     if not isinstance(role, str):
         raise _unreadable("Missing 'role' in message")
-    message = {**given, "content": given.get("content") or ""}
+    content = given.get("content") or ""
+    if isinstance(content, list) and any(isinstance(part, MarkerPart) for part in content):
+        content = joined(content)
+    message = {**given, "content": content}
     calls = given.get("tool_calls")
     if calls is not None:
         if not isinstance(calls, list):
@@ -366,10 +364,12 @@ def read_chat(
     switches: Switches,
     prefix: Sequence[int] = (),
     strict_tools: StrictTools | None = None,
+    media: ChatMedia | None = None,
 ) -> GenerationRequest:
     """Check a chat body, render its prompt, and choose the parser of its answer.
 
-    `prefix`: tokens in front of the prompt; `strict_tools`: see Conversation. Raises LlamadoError.
+    `prefix`: tokens in front of the prompt; `strict_tools`: see Conversation; `media`: what `take_media` took out of
+    the body, loaded. Raises LlamadoError.
     """
     conversation, field = _conversation(body, switches, strict_tools)
     n_probs, stops, budget = _answer_options(body, switches)
@@ -382,7 +382,7 @@ def read_chat(
         given["stop"] = all_stops if stops else [*served.defaults.stop, *all_stops]
     return make_request(
         given,
-        [chat_in_context(prepared.prompt, served, prefix)],
+        [chat_in_context(prepared.prompt, served, prefix, media)],
         served,
         switches,
         constraints=_constraints(body, prepared, field, budget, served, switches),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llamado.media.chunks import MediaPrompt
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import read_constraints
 from llamado.server.generate.fields import read_fields
-from llamado.server.generate.prompts import prompts_in_context
+from llamado.server.generate.prompts import prompt_text, prompts_in_context
 from llamado.server.generate.request import MOST_PROBABILITIES, GenerationRequest, make_request
 from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
@@ -34,7 +35,7 @@ def read_completion(
         given = body["prompt"]
     else:
         given = prompt()
-    prompts = prompts_in_context(given, served, most=switches.max_prompts)
+    prompts = prompts_in_context(given, served, most=switches.max_prompts, marker=switches.media_marker)
     fields = read_fields(body, served.tokenizer, served.n_slots)
     request = make_request(
         fields,
@@ -43,21 +44,23 @@ def read_completion(
         switches,
         constraints=read_constraints(body, served.tokenizer),
         show_prompts=native or fields.get("verbose", switches.verbose),
-        echoed=_prompt_texts(given, prompts, served) if fields.get("echo") and not native else (),
+        echoed=_prompt_texts(given, prompts, served, switches) if fields.get("echo") and not native else (),
     )
     return _with_prompt_probs(request) if request.echoed and request.params.n_probs else request
 
 
-def _prompt_texts(given: Any, prompts: list[list[int]], served: ServedModel) -> list[str]:
+def _prompt_texts(given: Any, prompts: Sequence[MediaPrompt], served: ServedModel, switches: Switches) -> list[str]:
     """Return the prompts as text: as the client sent them, or decoded if it sent tokens."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and len(texts) == len(prompts) and all(isinstance(text, str) for text in texts):
         return texts
-    return [served.tokenizer.decode(prompt, special=True) for prompt in prompts]
+    return [prompt_text(prompt, served.tokenizer, switches.media_marker) for prompt in prompts]
 
 
 def _with_prompt_probs(request: GenerationRequest) -> GenerationRequest:
     """Request probabilities of the prompts' tokens. Raises ApiError for more than MOST_PROBABILITIES."""
+    if any(request.spans):
+        raise invalid("Field 'logprobs': prompts with pictures or sounds have no probabilities: leave out 'echo'")
     n = request.params.n_probs * request.n * sum(map(len, request.prompts))
     if n > MOST_PROBABILITIES:
         raise invalid(f"Field 'logprobs': {n} probabilities of prompts; at most {MOST_PROBABILITIES} are allowed")

@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
+from llamado.server.generate.media_loader import MediaHold, MediaLoader
+from llamado.server.generate.media_parts import take_media, take_prompt_media
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.receipt import model_origin
 from llamado.server.generate.request import GenerationRequest
@@ -43,6 +45,7 @@ class Generator:
     def __init__(self, state: ServerState, mailbox: Mailbox) -> None:
         self._state = state
         self._mailbox = mailbox
+        self._media = MediaLoader(state.switches)
         self._chats: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         """Running chats by completion id."""
 
@@ -64,8 +67,12 @@ class Generator:
     ) -> Response:
         """Answer a completion body; `native` and `prompt`: see `read_completion`. Raises LlamadoError."""
         served = self.served
-        read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
-        return await self._submit(await off_loop(read, size_of(body)), served, make_format)
+        body, with_media = take_prompt_media(body, served.media_kinds)
+        with self._media.hold() as hold:
+            for one in with_media:
+                one.pieces = await self._media.load(one.references, served, hold)
+            read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
+            return await self._submit(await off_loop(read, size_of(body)), served, make_format, hold)
 
     async def chat(
         self,
@@ -79,20 +86,40 @@ class Generator:
         `prefix`: tokens in front of its prompt; `strict_tools`: see Conversation. Raises LlamadoError.
         """
         served = self.served
-        request = await off_loop_chat(partial(read_chat, body, served, self.switches, prefix, strict_tools), body)
-        return await self._submit(request, served, make_format)
+        body, media = take_media(body, served.media_kinds)
+        with self._media.hold() as hold:
+            media.pieces = await self._media.load(media.references, served, hold)
+            read = partial(read_chat, body, served, self.switches, prefix, strict_tools, media)
+            return await self._submit(await off_loop_chat(read, body), served, make_format, hold)
 
     async def render(self, body: Mapping[str, Any], strict_tools: StrictTools | None = None) -> str:
-        """Return the prompt of a chat body as text. Raises LlamadoError."""
+        """Return the prompt of a chat body as text, with the server's marker for each picture or sound.
+
+        Raises LlamadoError.
+        """
+        body, _ = take_media(body, self.served.media_kinds, self.switches.media_marker)
+        return await self._render(body, strict_tools)
+
+    async def _render(self, body: Mapping[str, Any], strict_tools: StrictTools | None) -> str:
         return await off_loop_chat(partial(chat_prompt, body, self.served, self.switches, strict_tools), body)
 
     async def count(self, body: Mapping[str, Any], strict_tools: StrictTools | None = None) -> int:
         """Return the number of tokens of a chat body's prompt. Raises LlamadoError."""
-        prompt = await self.render(body, strict_tools)
-        return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))
+        served = self.served
+        body, media = take_media(body, served.media_kinds)
+        with self._media.hold() as hold:
+            media.pieces = await self._media.load(media.references, served, hold)
+            prompt = await self._render(body, strict_tools)
+            found = await off_loop(partial(tokenize_chat, prompt, served, media), len(prompt))
+        return len(found.tokens)
 
-    async def _submit(self, request: GenerationRequest, served: ServedModel, make_format: FormatFactory) -> Response:
-        """Submit a request to the engine, and return the response that waits for it. Raises LlamadoError."""
+    async def _submit(
+        self, request: GenerationRequest, served: ServedModel, make_format: FormatFactory, hold: MediaHold
+    ) -> Response:
+        """Submit a request to the engine, and return the response that waits for it and releases `hold` at its end.
+
+        Raises LlamadoError.
+        """
         if request.receipt:
             # Hashing a large file takes seconds the first time.
             origin = await in_thread(partial(model_origin, served.info), background=True)
@@ -109,6 +136,7 @@ class Generator:
             ping_interval=request.sse_ping_interval,
             control=control,
         )
+        generation.on_close = hold.keep()
         if request.prepared is not None:
             self._chats[request.id] = generation
             if request.prepared.loosened:

@@ -1,12 +1,18 @@
-"""Tokenizing of prompts in all shapes of llama-server: text, tokens, both mixed, objects, and arrays of them."""
+"""Tokenizing of prompts in all shapes of llama-server: text, tokens, both mixed, objects, and arrays of them.
+
+Prompts with pictures and sounds get the ids of their media, which are below zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from llamado.media.chunks import MediaPrompt
+from llamado.media.chunks import tokenize as tokenize_media
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
+from llamado.server.generate.media_parts import ChatMedia, PreparedMedia, PromptMedia
 from llamado.server.model import ServedModel, ServedTokenizer
 
 # Most characters of one text. A prompt of a million tokens has about half as many. A single word of this length, which
@@ -50,7 +56,33 @@ def tokenize_mixed(content: Any, tokenizer: ServedTokenizer, *, add_special: boo
     return tokens
 
 
-def _tokenize_one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
+def _with_media(text: str, pieces: Sequence[PreparedMedia], marker: str, tokenizer: ServedTokenizer) -> MediaPrompt:
+    """Return the tokens of a text in which each marker stands for the next of `pieces`. Raises ApiError."""
+
+    def encode_part(text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return encode(text, tokenizer, add_special=add_special, parse_special=parse_special)
+
+    bos = tokenizer.bos if tokenizer.add_bos else None
+    eos = tokenizer.eos if tokenizer.add_eos else None
+    try:
+        return tokenize_media(text, pieces, encode_part, _same, bos=bos, eos=eos, marker=marker)
+    except ValueError as error:
+        raise invalid(f"Failed to tokenize prompt: {error}; /props has the marker (media_marker)") from None
+
+
+def _same(pieces: PreparedMedia) -> PreparedMedia:
+    return pieces
+
+
+def _tokenize_one(prompt: Any, tokenizer: ServedTokenizer, marker: str) -> MediaPrompt:
+    if isinstance(prompt, PromptMedia):
+        return _with_media(prompt.text, prompt.pieces, marker, tokenizer)
+    tokens = _tokens_of(prompt, tokenizer)
+    _check_tokens(tokens, tokenizer)
+    return MediaPrompt(tokens)
+
+
+def _tokens_of(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
     if isinstance(prompt, str):
         return encode(prompt, tokenizer, add_special=True, parse_special=True)
     if isinstance(prompt, list):
@@ -65,21 +97,19 @@ def _tokenize_one(prompt: Any, tokenizer: ServedTokenizer) -> list[int]:
     raise invalid(_SHAPES)
 
 
-def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int) -> list[list[int]]:
-    """Return the tokens of each prompt of a request.
+def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int, marker: str = "") -> list[MediaPrompt]:
+    """Return the tokens of each prompt of a request; `marker`: that of prompts with media.
 
     Raises ApiError for a wrong shape, more than `most` prompts, or a token outside the vocabulary.
     """
     if isinstance(prompt, list) and not any(_is_int(item) for item in prompt):
         if len(prompt) > most:
             raise invalid(f"{len(prompt)} prompts in one request; at most {most} are allowed")
-        prompts = [_tokenize_one(item, tokenizer) for item in prompt]
+        prompts = [_tokenize_one(item, tokenizer, marker) for item in prompt]
     else:
-        prompts = [_tokenize_one(prompt, tokenizer)]
+        prompts = [_tokenize_one(prompt, tokenizer, marker)]
     if not prompts:
         raise invalid('"prompt" must not be empty')
-    for tokens in prompts:
-        _check_tokens(tokens, tokenizer)
     return prompts
 
 
@@ -88,38 +118,66 @@ def _check_tokens(tokens: Sequence[int], tokenizer: ServedTokenizer) -> None:
         raise invalid("Prompt contains invalid tokens")
 
 
-def prompts_in_context(prompt: Any, served: ServedModel, *, most: int) -> list[list[int]]:
+def prompts_in_context(prompt: Any, served: ServedModel, *, most: int, marker: str = "") -> list[MediaPrompt]:
     """Tokenize as `tokenize_prompts`. Raises ApiError for a prompt that does not fit into the context, too."""
     for item in prompt if isinstance(prompt, list) else [prompt]:
         _check_length(_n_characters(item), served)
-    return [_in_context(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
+    found = tokenize_prompts(prompt, served.tokenizer, most=most, marker=marker)
+    return [_in_context(one, served) for one in found]
 
 
-def chat_in_context(prompt: str, served: ServedModel, prefix: Sequence[int] = ()) -> list[int]:
+def chat_in_context(
+    prompt: str, served: ServedModel, prefix: Sequence[int] = (), media: ChatMedia | None = None
+) -> MediaPrompt:
     """Return the tokens of a rendered chat behind those of `prefix`. Raises ApiError if the context is too small."""
     if prefix:
+        if media is not None and media.references:
+            raise invalid("pictures cannot follow a context: send all messages to /api/chat")
         _check_tokens(prefix, served.tokenizer)
         more = encode(prompt, served.tokenizer, add_special=False, parse_special=True)
-        return _in_context([*prefix, *more], served)
-    return _in_context(tokenize_chat(prompt, served), served)
+        return _in_context(MediaPrompt([*prefix, *more]), served)
+    return _in_context(tokenize_chat(prompt, served, media), served)
 
 
-def tokenize_chat(prompt: str, served: ServedModel) -> list[int]:
+def tokenize_chat(prompt: str, served: ServedModel, media: ChatMedia | None = None) -> MediaPrompt:
     """Return the tokens of a rendered chat, also if they do not fit into the context. Raises ApiError."""
     _check_length(len(prompt), served)
-    return encode(prompt, served.tokenizer, add_special=True, parse_special=True)
+    if media is None or not media.references:
+        return MediaPrompt(encode(prompt, served.tokenizer, add_special=True, parse_special=True))
+    n = prompt.count(media.marker)
+    if n != len(media.references):
+        raise invalid(
+            f"the chat template shows {n} of {len(media.references)} pictures and sounds: put them into the last "
+            "message of the user"
+        )
+    return _with_media(prompt, media.pieces, media.marker, served.tokenizer)
 
 
-def _in_context(tokens: list[int], served: ServedModel) -> list[int]:
-    if len(tokens) >= served.info.n_ctx:
-        raise _too_long(len(tokens), served.info.n_ctx)
-    return tokens
+def prompt_text(prompt: MediaPrompt, tokenizer: ServedTokenizer, marker: str) -> str:
+    """Return a prompt as text, with `marker` for each of its media chunks."""
+    texts: list[str] = []
+    at = 0
+    for span in (*prompt.spans, None):
+        stop = len(prompt.tokens) if span is None else span.start
+        texts.append(tokenizer.decode(prompt.tokens[at:stop], special=True))
+        if span is not None:
+            texts.append(marker)
+            at = span.stop
+    return "".join(texts)
+
+
+def _in_context(prompt: MediaPrompt, served: ServedModel) -> MediaPrompt:
+    if len(prompt.tokens) >= served.info.n_ctx:
+        raise too_long(len(prompt.tokens), served.info.n_ctx)
+    return prompt
 
 
 def _n_characters(prompt: Any) -> int:
     """Return the number of characters of text in a prompt of any shape."""
     if isinstance(prompt, str):
         return len(prompt)
+    if isinstance(prompt, PromptMedia):
+        return len(prompt.text)
     if isinstance(prompt, dict):
         return _n_characters(prompt.get("prompt_string"))
     return sum(len(item) for item in prompt if isinstance(item, str)) if isinstance(prompt, list) else 0
@@ -130,10 +188,10 @@ def _check_length(n_characters: int, served: ServedModel) -> None:
     n_ctx = served.info.n_ctx
     longest = served.longest_token() if n_characters > n_ctx else 0
     if longest and n_characters > n_ctx * longest:
-        raise _too_long(n_characters // longest, n_ctx, at_least=True)
+        raise too_long(n_characters // longest, n_ctx, at_least=True)
 
 
-def _too_long(n_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+def too_long(n_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
     """Return the error for a prompt that does not fit; `at_least`: `n_tokens` is a lower bound."""
     count = f"at least {n_tokens}" if at_least else str(n_tokens)
     return ApiError(

@@ -11,11 +11,13 @@ from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import GenerationParams
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import OutputConstraints
+from llamado.server.generate.prompts import prompt_text
 from llamado.server.model import ModelOrigin, ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
 if TYPE_CHECKING:
+    from llamado.media.chunks import MediaPrompt, MediaSpan
     from llamado.text.dialects.dialect import PreparedChat
     from llamado.text.grammar.source import GrammarSource
 
@@ -36,6 +38,8 @@ class GenerationRequest:
 
     params: GenerationParams
     prompts: Sequence[list[int]] = ()
+    spans: Sequence[tuple[MediaSpan, ...]] = ()
+    """The pictures and sounds of each prompt."""
     texts: Sequence[str] = ()
     """The prompts as text, if the answer shows them."""
     n: int = 1
@@ -87,7 +91,7 @@ _OWN = frozenset(f.name for f in dataclasses.fields(GenerationRequest))
 
 def make_request(
     given: Mapping[str, Any],
-    prompts: Sequence[list[int]],
+    prompts: Sequence[MediaPrompt],
     served: ServedModel,
     switches: Switches,
     *,
@@ -104,10 +108,12 @@ def make_request(
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
     params = served.defaults.params(preserved=constraints.preserved, **fields)
     n_predict = _bounded_n_predict(params, len(prompts) * own.get("n", 1), served.info.n_ctx)
-    texts = [served.tokenizer.decode(prompt, special=True) for prompt in prompts] if show_prompts else []
+    marker = switches.media_marker
+    texts = [prompt_text(prompt, served.tokenizer, marker) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
         params=dataclasses.replace(params, n_predict=n_predict),
-        prompts=prompts,
+        prompts=[prompt.tokens for prompt in prompts],
+        spans=[prompt.spans for prompt in prompts],
         texts=texts,
         constraints=constraints,
         grammar=_enforced_grammar(constraints, switches.grammar),

@@ -144,6 +144,8 @@ class Generation:
         self.gone = False
         self.close_connection: Callable[[], None] | None = None
         """Closes the client's connection without sending the rest."""
+        self.on_close: Callable[[], None] | None = None
+        """Called when the response ends."""
 
     def start(self) -> None:
         """Submit all requests. If the engine rejects one, cancel the others and raise its error."""
@@ -215,6 +217,8 @@ class Generation:
         self.cancel()
         self._events.clear()
         self._mailbox.end(self)
+        if self.on_close is not None:
+            self.on_close()
         record = current.get()
         if record is None:
             return

@@ -35,11 +35,11 @@ async def engine_requests(request: GenerationRequest, grammars: Grammars | None)
 def _requests(request: GenerationRequest, grammars: Grammars | None) -> list[Request]:
     constraint = _constraint(request, grammars)
     # Without prompts, because an idle slot keeps its last request, whose settings `/slots` shows.
-    tag = dataclasses.replace(request, prompts=(), texts=())
+    tag = dataclasses.replace(request, prompts=(), spans=(), texts=())
     params = [_nth_params(request.params, i) for i in range(request.n)]
     return [
-        Request(prompt=prompt, params=own, constraint=constraint, tag=tag)
-        for prompt in request.prompts
+        Request(prompt=prompt, media=media, params=own, constraint=constraint, tag=tag)
+        for prompt, media in zip(request.prompts, request.spans, strict=True)
         for own in params
     ]
 
