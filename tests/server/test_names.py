@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fakes import INFO
+from fakes import INFO, FakeEngine, served
 
 from llamado.commands.serve import serve_settings
 from llamado.flags import FlagParser, add_flags, parse
@@ -23,7 +23,7 @@ def test_names_of_a_model() -> None:
     given = settings("--alias", "b, a,,b", "--tags", "z,y,z, x")
     assert given.aliases == ("a", "b") and given.tags == ("x", "y", "z")
     info = replace(INFO, name=given.aliases[0], aliases=given.aliases, tags=given.tags)
-    answer: Any = models_json(info)
+    answer: Any = models_json(replace(served(FakeEngine()), info=info))
     (entry,) = answer["data"]
     assert (entry["id"], entry["aliases"], entry["tags"]) == ("a", ["a", "b"], ["x", "y", "z"])
     assert (answer["models"][0]["name"], answer["models"][0]["tags"]) == ("a", [""])

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from llamado.http.answer import Receive, Scope
 from llamado.http.errors import ApiError, ClientDisconnected
 
 # Bytes of one body. A prompt of a million tokens is 5 MB of text.
 MAX_BODY = 10 * 2**20
+# Bytes of one body for a model that takes pictures or sounds, which are in it as base64. Parsing it as JSON keeps the
+# event loop waiting for some 50 ms.
+MAX_MEDIA_BODY = 32 * 2**20
 # Bytes of a body that is not counted.
 SMALL_BODY = 64 * 1024
 # Bytes of all bodies being read or processed.
@@ -26,10 +30,11 @@ PACE_SECONDS = 2.0
 
 
 class BodyBudget:
-    """The byte budget for all request bodies of a server. `most`: bytes held at once."""
+    """The byte budget for all request bodies of a server. `most`: bytes held at once; `max_body`: bytes of one body."""
 
-    def __init__(self, most: int = MOST_HELD) -> None:
+    def __init__(self, most: int = MOST_HELD, max_body: Callable[[], int] = lambda: MAX_BODY) -> None:
         self.free = most
+        self.max_body = max_body
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reading: set[Body] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -104,8 +109,8 @@ class Body:
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """Read and return the whole body; `release` returns its bytes to the budget.
 
-        Raises ClientDisconnected; ApiError: 413 if it is larger than MAX_BODY, 503 if the budget is used up, 408 if the
-        client sends too slowly, 415 if it is compressed.
+        Raises ClientDisconnected; ApiError: 413 if it is larger than the budget's `max_body`, 503 if the budget is used
+        up, 408 if the client sends too slowly, 415 if it is compressed.
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         coding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")[:100]
@@ -116,8 +121,9 @@ class Body:
             raise ApiError("invalid_request_error", why, status=415)
         given = headers.get(b"content-length", b"")
         declared = int(given) if given.isdigit() else None
-        if declared is not None and declared > MAX_BODY:
-            raise _too_large()
+        max_body = self._bodies.max_body()
+        if declared is not None and declared > max_body:
+            raise _too_large(max_body)
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(None) as self._limit:
@@ -130,11 +136,11 @@ class Body:
                         raise ClientDisconnected("the client disconnected while sending its body")
                     chunk, more = message.get("body", b""), message.get("more_body", False)
                     self.arrived += len(chunk)
-                    if self.arrived > MAX_BODY:
-                        raise _too_large()
+                    if self.arrived > max_body:
+                        raise _too_large(max_body)
                     chunks.append(chunk)
                     if more and not self.held and self.arrived > SMALL_BODY:
-                        await self._bodies.reserve(self, MAX_BODY)
+                        await self._bodies.reserve(self, max_body)
         except BaseException as error:
             chunks.clear()  # the exception's frames would hold them until the next garbage collection
             if not isinstance(error, TimeoutError):
@@ -165,5 +171,5 @@ def body_of(scope: Scope) -> Body:
     return body
 
 
-def _too_large() -> ApiError:
-    return ApiError("invalid_request_error", f"request body exceeds {MAX_BODY} bytes", status=413)
+def _too_large(max_body: int) -> ApiError:
+    return ApiError("invalid_request_error", f"request body exceeds {max_body} bytes", status=413)

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llamado.http.answer import App
-from llamado.http.bodies import MAX_BODY
+from llamado.http.bodies import MAX_BODY, MAX_MEDIA_BODY
 
 if sys.platform != "win32":
     import resource
@@ -31,7 +31,7 @@ HEADER_SECONDS = 20.0
 # Seconds from there to the end of the body, plus seconds for each announced byte: 128 KiB/s.
 BODY_SECONDS = 20.0
 BODY_SECONDS_PER_BYTE = 1 / (128 * 1024)
-# Seconds for a body of unknown length: the largest (16 MiB) at that rate.
+# Seconds for a body of unknown length: 16 MiB at that rate.
 CHUNKED_SECONDS = 150.0
 # Bytes of a body still read after its response was sent, so that the client gets to read the response. As many as an
 # accepted body may have.
@@ -288,7 +288,7 @@ class HttpConnection(HttpToolsProtocol):
     def _body_seconds(self) -> float:
         for name, value in self.headers:
             if name == b"content-length":
-                return BODY_SECONDS + min(int(value), MAX_BODY) * BODY_SECONDS_PER_BYTE
+                return BODY_SECONDS + min(int(value), MAX_MEDIA_BODY) * BODY_SECONDS_PER_BYTE
         return CHUNKED_SECONDS
 
     def on_body(self, body: bytes) -> None:

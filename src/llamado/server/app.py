@@ -20,6 +20,7 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, PRIVILEGED, Access, AccessPaths
 from llamado.http.answer import error_response, json_response
+from llamado.http.bodies import MAX_BODY, MAX_MEDIA_BODY, BodyBudget
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
@@ -40,6 +41,7 @@ from llamado.server.api.routes import Routes, document
 from llamado.server.api.slots import slots_router
 from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
+from llamado.server.api.transcriptions import transcriptions_router
 from llamado.server.errors import ApiError, not_found, translate
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox
@@ -94,6 +96,11 @@ class ServerApp:
             AccessPaths(public=public, guarded=guarded),
             unready=self._unready,
         )
+        self.access.bodies = BodyBudget(max_body=self._max_body)
+
+    def _max_body(self) -> int:
+        served = self._state.served
+        return MAX_MEDIA_BODY if served is not None and served.media_kinds else MAX_BODY
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -272,6 +279,7 @@ def create_app(state: ServerState) -> ServerApp:
     routers = [
         monitor_router(state),
         completions_router(generator),
+        transcriptions_router(generator),
         text_router(generator),
         responses_router(generator),
         messages_router(generator),

@@ -58,18 +58,46 @@ def _image(block: Mapping[str, Any]) -> dict[str, Any]:
     url = text(source, "url")
     if text(source, "type") == "base64":
         url = f"data:{text(source, 'media_type', 'image/jpeg')};base64,{text(source, 'data')}"
+    elif text(source, "type") == "file":
+        raise invalid("this server keeps no files: send the image as base64 or as a URL")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _result_content(content: Any) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
+def _document(block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts for a document block: texts are shown to the model. Raises ApiError for PDF and files."""
+    source = mapping(block, "source")
+    kind, content = text(source, "type"), source.get("content")
+    if kind == "text":
+        parts = [{"type": "text", "text": text(source, "data")}]
+    elif kind == "content" and isinstance(content, str):
+        parts = [{"type": "text", "text": content}]
+    elif kind == "content":
+        parts = _content_parts(content)
+    elif "pdf" in text(source, "media_type") or kind == "url":
+        raise invalid("PDF documents are not supported: send their text, or an image of each page")
+    else:
+        raise invalid("a document's source must be of type 'text' or 'content': this server keeps no files")
+    heads = [{"type": "text", "text": head} for head in (text(block, "title"), text(block, "context")) if head]
+    return [*heads, *parts]
+
+
+def _content_parts(content: Any) -> list[dict[str, Any]]:
+    """Return the parts for blocks of a tool's result or of a document; blocks of other types are left out."""
     parts: list[dict[str, Any]] = []
     for block in _blocks(content):
         if block.get("type") == "text":
             parts.append({"type": "text", "text": text(block, "text")})
         elif block.get("type") == "image":
             parts.append(_image(block))
+        elif block.get("type") == "document":
+            parts += _document(block)
+    return parts
+
+
+def _result_content(content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    parts = _content_parts(content)
     if any(part["type"] != "text" for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
@@ -99,6 +127,8 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
             reasoning += text(block, "thinking")
         elif kind == "image":
             content.append(_image(block))
+        elif kind == "document":
+            content += _document(block)
         elif kind == "tool_use":
             arguments = json_text(block.get("input") or {})
             function = {"name": text(block, "name"), "arguments": arguments}

@@ -10,7 +10,7 @@ from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
-from llamado.server.errors import invalid, not_supported
+from llamado.server.errors import invalid
 from llamado.server.generate.formats import ChatFormat, CompletionsFormat, NativeFormat
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import text
@@ -50,11 +50,6 @@ def completions_router(generator: Generator) -> Routes:
     async def input_tokens(request: Request) -> Response:
         n_tokens = await generator.count(await read_object(request))
         return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
-
-    @router.post("/v1/audio/transcriptions", hidden=True)
-    @router.post("/audio/transcriptions", hidden=True)
-    async def transcriptions(_: Request) -> Response:
-        raise not_supported("The current model does not support audio input.")
 
     @router.post("/apply-template", **describe("apply_template"))
     async def apply_template(request: Request) -> Response:

@@ -44,6 +44,8 @@ def _input_part(part: Any) -> dict[str, Any]:
         if "image_url" not in fields:
             raise invalid("'image_url' is required")
         return {"type": "image_url", "image_url": {"url": fields["image_url"]}}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": fields.get("input_audio")}
     if kind == "input_file":
         raise invalid("'input_file' is not supported")
     raise invalid("'type' must be one of 'input_text', 'input_image', or 'input_file'")

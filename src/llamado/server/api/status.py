@@ -16,11 +16,12 @@ from llamado.build import BUILD
 from llamado.engine.request import Away, GenerationParams, SlotSnapshot
 from llamado.http.answer import json_response
 from llamado.http.monitoring.metrics import USAGE_PATH, is_usage_id
+from llamado.media.media import MediaKind
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.model import ModelInfo, ServedModel
+from llamado.server.model import ServedModel
 from llamado.server.state import ServerState
 
 _HEALTHY = b'{"status":"ok"}'
@@ -106,14 +107,16 @@ _METRICS: dict[int | str, Any] = {
 }
 
 
-def model_json(info: ModelInfo) -> dict[str, Any]:
+def model_json(served: ServedModel) -> dict[str, Any]:
     """Return the model as an entry of `/v1/models`."""
+    info, kinds = served.info, served.media_kinds
+    modalities = ["text", *(kind.value for kind in MediaKind if kind in kinds)]
     return {
         "id": info.name,
         "aliases": list(info.aliases),
         "tags": list(info.tags),
         "object": "model",
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {"input_modalities": modalities, "output_modalities": ["text"]},
         "created": int(time.time()),
         "owned_by": "llamado",
         "meta": {
@@ -129,8 +132,9 @@ def model_json(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def models_json(info: ModelInfo) -> dict[str, Any]:
+def models_json(served: ServedModel) -> dict[str, Any]:
     """Return the body of `/v1/models`, in OpenAI's form and, under `models`, in Ollama's."""
+    info = served.info
     ollama = {
         "name": info.name,
         "model": info.name,
@@ -140,7 +144,7 @@ def models_json(info: ModelInfo) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion", "multimodal"] if served.media_kinds else ["completion"],
         "parameters": "",
         "details": {
             "parent_model": "",
@@ -151,7 +155,7 @@ def models_json(info: ModelInfo) -> dict[str, Any]:
             "quantization_level": "",
         },
     }
-    return {"models": [ollama], "object": "list", "data": [model_json(info)]}
+    return {"models": [ollama], "object": "list", "data": [model_json(served)]}
 
 
 def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
@@ -168,8 +172,12 @@ def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
         "model_alias": info.name,
         "model_ftype": info.ftype,
         "model_path": info.path,
-        "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "<__media__>",
+        "modalities": {
+            "vision": MediaKind.IMAGE in served.media_kinds,
+            "video": False,
+            "audio": MediaKind.AUDIO in served.media_kinds,
+        },
+        "media_marker": switches.media_marker,
         "endpoint_slots": switches.slots,
         "endpoint_props": switches.props,
         "endpoint_metrics": switches.metrics,
@@ -297,14 +305,14 @@ def monitor_router(state: ServerState) -> Routes:
     @router.get("/v1/models", responses=_MODELS)
     @router.get("/models", responses=_MODELS)
     async def models(_: Request) -> Response:
-        return json_response(orjson.dumps(models_json(state.loaded().info)))
+        return json_response(orjson.dumps(models_json(state.loaded())))
 
     @router.get("/v1/models/{name:path}", responses=_answers(_MODEL, 404))
     async def model(request: Request) -> Response:
-        info, name = state.loaded().info, request.path_params["name"]
-        if name not in (info.name, *info.aliases):
+        served, name = state.loaded(), request.path_params["name"]
+        if name not in (served.info.name, *served.info.aliases):
             raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
-        return json_response(orjson.dumps(model_json(info) | {"id": name}))
+        return json_response(orjson.dumps(model_json(served) | {"id": name}))
 
     @router.get("/props", responses=_PROPS)
     async def props(_: Request) -> Response:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
 from llamado.server.generate.media_loader import MediaHold, MediaLoader
-from llamado.server.generate.media_parts import take_media, take_prompt_media
+from llamado.server.generate.media_parts import ChatMedia, take_media, take_prompt_media
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.receipt import model_origin
 from llamado.server.generate.request import GenerationRequest
@@ -70,7 +70,7 @@ class Generator:
         body, with_media = take_prompt_media(body, served.media_kinds)
         with self._media.hold() as hold:
             for one in with_media:
-                one.pieces = await self._media.load(one.references, served, hold)
+                one.prepared = await self._media.load(one.references, served, hold)
             read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
             return await self._submit(await off_loop(read, size_of(body)), served, make_format, hold)
 
@@ -80,15 +80,18 @@ class Generator:
         make_format: FormatFactory,
         prefix: Sequence[int] = (),
         strict_tools: StrictTools | None = None,
+        media: ChatMedia | None = None,
     ) -> Response:
         """Answer a body in OpenAI's chat form.
 
-        `prefix`: tokens in front of its prompt; `strict_tools`: see Conversation. Raises LlamadoError.
+        `prefix`: tokens in front of its prompt; `strict_tools`: see Conversation; `media`: those of the body's marker
+        parts, if the caller has made them. Raises LlamadoError.
         """
         served = self.served
-        body, media = take_media(body, served.media_kinds)
+        if media is None:
+            body, media = take_media(body, served.media_kinds)
         with self._media.hold() as hold:
-            media.pieces = await self._media.load(media.references, served, hold)
+            media.prepared = await self._media.load(media.references, served, hold)
             read = partial(read_chat, body, served, self.switches, prefix, strict_tools, media)
             return await self._submit(await off_loop_chat(read, body), served, make_format, hold)
 
@@ -108,7 +111,7 @@ class Generator:
         served = self.served
         body, media = take_media(body, served.media_kinds)
         with self._media.hold() as hold:
-            media.pieces = await self._media.load(media.references, served, hold)
+            media.prepared = await self._media.load(media.references, served, hold)
             prompt = await self._render(body, strict_tools)
             found = await off_loop(partial(tokenize_chat, prompt, served, media), len(prompt))
         return len(found.tokens)

@@ -67,9 +67,9 @@ class MediaHold:
         self._is_kept = True
         return self.release
 
-    def add(self, pieces: PreparedMedia) -> None:
+    def add(self, prepared: PreparedMedia) -> None:
         """Reserve the memory of one picture or sound. Raises ApiError."""
-        n_bytes = sum(piece.input.nbytes for piece in pieces if not isinstance(piece, str))
+        n_bytes = sum(piece.input.nbytes for piece in prepared.pieces if not isinstance(piece, str))
         self._budget.reserve(n_bytes)
         self._n_bytes += n_bytes
 
@@ -95,7 +95,7 @@ class MediaLoader:
     async def load(
         self, given: Sequence[MediaReference | bytes], served: ServedModel, hold: MediaHold
     ) -> list[PreparedMedia]:
-        """Return the pieces for each picture or sound; `hold` gets their memory. Raises ApiError and MediaError."""
+        """Return the pictures and sounds, prepared; `hold` gets their memory. Raises ApiError and MediaError."""
         if len(given) > MOST_MEDIA:
             raise invalid(f"more than {MOST_MEDIA} pictures and sounds in one request")
         found: list[PreparedMedia] = []
@@ -106,10 +106,10 @@ class MediaLoader:
             if isinstance(one, MediaReference) and _is_remote(one.text):
                 data = await self._fetch(one)
                 read = partial(bytes, data)
-            pieces = await off_loop_media(partial(_prepare, read, served))
-            hold.add(pieces)
-            found.append(pieces)
-            n_tokens += sum(piece.n_tokens for piece in pieces if not isinstance(piece, str))
+            prepared = await off_loop_media(partial(_prepare, read, served))
+            hold.add(prepared)
+            found.append(prepared)
+            n_tokens += sum(piece.n_tokens for piece in prepared.pieces if not isinstance(piece, str))
             if n_tokens >= served.info.n_ctx:
                 raise too_long(n_tokens, served.info.n_ctx, at_least=True)
         return found
@@ -166,10 +166,10 @@ def _contents(root: Path, name: str) -> bytes:
         raise invalid(f"file path is not allowed: {name[:200]!r}; it leads out of --media-path")
     # The path has no links any more; one that takes its place is not followed. A pipe does not block.
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise invalid(f"{name[:200]}: it is not a file")
     with open(file, "rb") as stream:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise invalid(f"{name[:200]}: it is not a file")
         data = stream.read(MOST_FILE_BYTES + 1)
     if len(data) > MOST_FILE_BYTES:
         raise invalid(f"{name[:200]}: it has more than {MOST_FILE_BYTES} bytes")
@@ -187,6 +187,7 @@ def _prepare(read: partial[bytes], served: ServedModel) -> PreparedMedia:
     if encoder is None:
         raise not_supported_here(kind.value)
     try:
-        return encoder.prepare(decode(data, kind, encoder.rate))
+        media = decode(data, kind, encoder.rate)
+        return PreparedMedia(encoder.prepare(media), len(media.data) / media.rate if media.rate else 0.0)
     except MemoryError:
         raise MediaError(f"the {kind.value} needs more memory than this server has") from None

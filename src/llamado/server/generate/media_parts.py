@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamado.media.markers import new_marker
 from llamado.media.media import MediaKind
@@ -18,8 +18,14 @@ from llamado.server.generate.json_values import type_name
 if TYPE_CHECKING:
     from llamado.media.chunks import Piece
 
-PreparedMedia = Sequence["Piece"]
-"""The pieces of a prompt that one picture or sound becomes."""
+
+class PreparedMedia(NamedTuple):
+    """The pieces of a prompt that one picture or sound becomes."""
+
+    pieces: Sequence[Piece]
+    seconds: float = 0.0
+    """Duration of a sound."""
+
 
 MOST_MEDIA = 128
 """Most pictures and sounds of one request."""
@@ -51,9 +57,17 @@ class ChatMedia:
     """The pictures and sounds of a chat, in order, and the marker that stands for each."""
 
     marker: str = field(default_factory=new_marker)
-    references: list[MediaReference] = field(default_factory=list)
-    pieces: Sequence[PreparedMedia] = ()
-    """What they become in the prompt, once they are loaded."""
+    references: list[MediaReference | bytes] = field(default_factory=list)
+    """The media as the body names them, or the contents of files."""
+    prepared: Sequence[PreparedMedia] = ()
+    """The media once they are loaded."""
+
+    def part(self, reference: MediaReference | bytes) -> MarkerPart:
+        """Add a picture or sound, and return the content part that stands for it. Raises ApiError for too many."""
+        if len(self.references) == MOST_MEDIA:
+            raise invalid(f"more than {MOST_MEDIA} pictures and sounds in one request")
+        self.references.append(reference)
+        return MarkerPart(type="text", text=self.marker)
 
 
 def not_supported_here(word: str) -> ApiError:
@@ -96,10 +110,7 @@ def _replaced(part: Any, kinds: Collection[MediaKind], found: ChatMedia) -> Any:
     kind = _KINDS[name]
     if kind is None or kind not in kinds:
         raise not_supported_here("video" if kind is None else kind.value)
-    if len(found.references) == MOST_MEDIA:
-        raise invalid(f"more than {MOST_MEDIA} pictures and sounds in one request")
-    found.references.append(MediaReference(_source(part.get(name), name, kind), kind.value))
-    return MarkerPart(type="text", text=found.marker)
+    return found.part(MediaReference(_source(part.get(name), name, kind), kind.value))
 
 
 def _source(value: Any, name: str, kind: MediaKind) -> str:
@@ -131,8 +142,8 @@ class PromptMedia:
 
     text: str
     references: list[MediaReference]
-    pieces: Sequence[PreparedMedia] = ()
-    """What they become in the prompt, once they are loaded."""
+    prepared: Sequence[PreparedMedia] = ()
+    """The media once they are loaded."""
 
 
 def take_prompt_media(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llamado.media.chunks import MediaPrompt
+from llamado.media.chunks import MediaPrompt, Piece
 from llamado.media.chunks import tokenize as tokenize_media
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
@@ -56,8 +56,8 @@ def tokenize_mixed(content: Any, tokenizer: ServedTokenizer, *, add_special: boo
     return tokens
 
 
-def _with_media(text: str, pieces: Sequence[PreparedMedia], marker: str, tokenizer: ServedTokenizer) -> MediaPrompt:
-    """Return the tokens of a text in which each marker stands for the next of `pieces`. Raises ApiError."""
+def _with_media(text: str, media: Sequence[PreparedMedia], marker: str, tokenizer: ServedTokenizer) -> MediaPrompt:
+    """Return the tokens of a text in which each marker stands for the next of `media`. Raises ApiError."""
 
     def encode_part(text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         return encode(text, tokenizer, add_special=add_special, parse_special=parse_special)
@@ -65,18 +65,18 @@ def _with_media(text: str, pieces: Sequence[PreparedMedia], marker: str, tokeniz
     bos = tokenizer.bos if tokenizer.add_bos else None
     eos = tokenizer.eos if tokenizer.add_eos else None
     try:
-        return tokenize_media(text, pieces, encode_part, _same, bos=bos, eos=eos, marker=marker)
+        return tokenize_media(text, media, encode_part, _pieces, bos=bos, eos=eos, marker=marker)
     except ValueError as error:
         raise invalid(f"Failed to tokenize prompt: {error}; /props has the marker (media_marker)") from None
 
 
-def _same(pieces: PreparedMedia) -> PreparedMedia:
-    return pieces
+def _pieces(media: PreparedMedia) -> Sequence[Piece]:
+    return media.pieces
 
 
 def _tokenize_one(prompt: Any, tokenizer: ServedTokenizer, marker: str) -> MediaPrompt:
     if isinstance(prompt, PromptMedia):
-        return _with_media(prompt.text, prompt.pieces, marker, tokenizer)
+        return _with_media(prompt.text, prompt.prepared, marker, tokenizer)
     tokens = _tokens_of(prompt, tokenizer)
     _check_tokens(tokens, tokenizer)
     return MediaPrompt(tokens)
@@ -150,7 +150,7 @@ def tokenize_chat(prompt: str, served: ServedModel, media: ChatMedia | None = No
             f"the chat template shows {n} of {len(media.references)} pictures and sounds: put them into the last "
             "message of the user"
         )
-    return _with_media(prompt, media.pieces, media.marker, served.tokenizer)
+    return _with_media(prompt, media.prepared, media.marker, served.tokenizer)
 
 
 def prompt_text(prompt: MediaPrompt, tokenizer: ServedTokenizer, marker: str) -> str:

@@ -508,6 +508,7 @@ class Answer(Response):
                 return
             weight = sum(map(_size, results))
             response = json_response(await off_loop(partial(self._format.answer, results), weight))
+            response.headers["content-type"] = self.headers["content-type"]
         except ApiError as error:
             response = self._format.failure(error)
         finally:

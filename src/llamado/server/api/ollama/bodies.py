@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llamado.engine.parameters import PARAMETERS, Parameter
-from llamado.server.errors import ApiError, invalid
+from llamado.server.errors import invalid
 from llamado.server.generate.json_values import flag, json_text, mapping, text
 
 MOST_LOGPROBS = 20
@@ -125,20 +125,30 @@ def logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"n_probs": max(1, most)} if flag(body, "logprobs") else {}
 
 
-def refuse_images(holder: Mapping[str, Any], model: str) -> None:
-    """Raise ApiError for images, which no model supports."""
-    if holder.get("images"):
-        raise ApiError("invalid_request_error", f'"{model}" does not support images: this server has no vision yet')
+def images(holder: Mapping[str, Any]) -> list[str]:
+    """Return the images of a message or body, as base64. Raises ApiError."""
+    given = holder.get("images") or []
+    if not isinstance(given, list) or not all(isinstance(image, str) for image in given):
+        raise invalid("'images' must be an array of base64 strings")
+    return given
+
+
+def _with_images(content: Any, found: list[str]) -> Any:
+    """Return a message's content in the form of the chat API: images come before the text, as in Ollama."""
+    if not found:
+        return content
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in found]
+    return [*parts, {"type": "text", "text": content}] if content else parts
 
 
 def chat_body(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str, Any]:
     """Convert a body of `/api/chat` to one of the chat API. Raises ApiError."""
-    model = model_name(body)
+    model_name(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise invalid("'messages' must be an array of objects")
     chat = _common_fields(body, n_ctx) | thinking(body, thinks)
-    chat["messages"] = list(_messages(messages, model))
+    chat["messages"] = list(_messages(messages))
     tools = body.get("tools")
     if tools:
         if not isinstance(tools, list):
@@ -153,8 +163,8 @@ def chat_body(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str,
 def generate_chat(body: Mapping[str, Any], *, n_ctx: int, thinks: bool) -> dict[str, Any]:
     """Convert a body of `/api/generate` that uses the model's template to one of the chat API. Raises ApiError."""
     system = text(body, "system")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": text(body, "prompt")})
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text(body, "prompt"), "images": images(body)})
     return chat_body({**body, "messages": messages, "tools": None}, n_ctx=n_ctx, thinks=thinks)
 
 
@@ -168,15 +178,15 @@ def _common_fields(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
     return {**read_options(body, n_ctx), **logprobs(body), "stream": streams(body)}
 
 
-def _messages(given: list[Any], model: str) -> Iterator[dict[str, Any]]:
+def _messages(given: list[Any]) -> Iterator[dict[str, Any]]:
     """Convert messages to those of the chat API, where results refer to calls by id. Raises ApiError."""
     waiting: list[tuple[str, str]] = []  # id and name of calls without a result yet
     n_calls = 0
     for one in given:
         if not isinstance(one, dict):
             raise invalid("'messages' must be an array of objects")
-        refuse_images(one, model)
-        message: dict[str, Any] = {"role": one.get("role"), "content": one.get("content") or ""}
+        content = _with_images(one.get("content") or "", images(one))
+        message: dict[str, Any] = {"role": one.get("role"), "content": content}
         if one.get("thinking"):
             message["reasoning_content"] = one["thinking"]
         if one.get("tool_calls"):

@@ -111,7 +111,9 @@ class OllamaFormat:
         raise NotImplementedError
 
     def _end(self, result: Result) -> dict[str, Any]:
-        return {"context": [*self._request.prompt(0), *result.tokens]} if self._shows_context else {}
+        # Ids of media tokens mean nothing without the media.
+        shows = self._shows_context and not any(self._request.spans)
+        return {"context": [*self._request.prompt(0), *result.tokens]} if shows else {}
 
     def token(self, index: int, event: Token) -> bytes:
         probs = _logprobs(event.probs or (), self._most)

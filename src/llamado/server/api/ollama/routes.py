@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
+from llamado.media.media import MediaKind
 from llamado.server.api.infill import PromptBudget, infill_prompt
 from llamado.server.api.ollama import bodies, describe
 from llamado.server.api.ollama.embed import embed_response, embedding_response
@@ -65,6 +66,10 @@ def capabilities(served: ServedModel) -> list[str]:
         tokenizer = served.tokenizer
         if None not in (tokenizer.fim_pre, tokenizer.fim_suf, tokenizer.fim_mid):
             found.append("insert")
+        if MediaKind.IMAGE in served.media_kinds:
+            found.append("vision")
+        if MediaKind.AUDIO in served.media_kinds:
+            found.append("audio")
         if thinks(served.template):
             found.append("thinking")
     if served.embeddings is not None:
@@ -123,7 +128,6 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
         model = bodies.model_name(body)
         served = generating(model, "generate")
         apply_options(body, served)
-        bodies.refuse_images(body, model)
         if not isinstance(body.get("prompt") or "", str):
             raise invalid('"prompt" must be a string')
         if not text(body, "prompt"):
@@ -144,7 +148,12 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
             if template:
                 names = {"Prompt": "prompt", "System": "system", "Suffix": "suffix"}
                 prompt = render(template, {name: text(body, field) for name, field in names.items()})
-            mixed = [*context, prompt] if context else prompt
+            mixed: Any = [*context, prompt] if context else prompt
+            if found := bodies.images(body):
+                if context:
+                    raise invalid("images cannot follow a context: send all messages to /api/chat")
+                marked = generator.switches.media_marker * len(found) + prompt
+                mixed = {"prompt_string": marked, "multimodal_data": found}
             return await generator.complete({**completion, "prompt": mixed}, make)
         converted = bodies.generate_chat(body, n_ctx=n_ctx, thinks=thinks(served.template))
         return await generator.chat(converted, make, prefix=context or ())
