@@ -162,7 +162,8 @@ def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
 _CPU = "the model runs on this machine's CPU"
 _WHERE = "operations run on the device of their weights"
 _LATER = "not supported yet"
-_VISION = "multimodal models are not supported yet"
+_ENCODER = "pictures and sounds are encoded on the CPU"
+_VIDEO = "video is not supported yet"
 _DRAFT_ALIKE = "the draft model uses the settings of the model"
 _NGRAMS = "the suffix drafter replaces llama.cpp's n-gram drafters; it finds matches of any length"
 _ONE_DRAFT = "there is one draft per step, and a draft token is kept if the model samples the same token"
@@ -206,19 +207,31 @@ MODEL = _group(
     _used("--override-kv",
           "override model metadata: KEY=TYPE:VALUE, comma-separated (types: int, float, bool, str); may be repeated",
           type="str", many=True, metavar="KEY=TYPE:VALUE", commands=_ENGINE),
-    _refused("-mm --mmproj", _VISION, env="LLAMA_ARG_MMPROJ"),
-    _refused("-mmu --mmproj-url", _VISION, env="LLAMA_ARG_MMPROJ_URL"),
-    _none("--mmproj-auto", _VISION, type="bool", off_names="--no-mmproj --no-mmproj-auto",
-          env="LLAMA_ARG_MMPROJ_AUTO"),
-    _none("--mmproj-offload", _VISION, type="bool", off_names="--no-mmproj-offload", env="LLAMA_ARG_MMPROJ_OFFLOAD"),
-    _none("-mmdev --mmproj-device", _VISION, env="MTMD_BACKEND_DEVICE"),
-    _none("--image-min-tokens", _VISION, env="LLAMA_ARG_IMAGE_MIN_TOKENS"),
-    _none("--image-max-tokens", _VISION, env="LLAMA_ARG_IMAGE_MAX_TOKENS"),
-    _none("--mtmd-batch-max-tokens", _VISION, env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
-    _none("--media-path", _VISION),
-    _none("--video-fps", _VISION, env="LLAMA_ARG_VIDEO_FPS"),
-    _none("--video-timestamp-interval", _VISION, env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"),
-    _none("--video-ffmpeg-dir", _VISION, env="LLAMA_ARG_VIDEO_FFMPEG_DIR"),
+    _used("-mm --mmproj",
+          "projector file (mmproj GGUF) for pictures and sounds; accepts the same forms as -m (default: the one that "
+          "comes with a model of the hub or of Ollama)", type="str", metavar="FILE", env="LLAMA_ARG_MMPROJ",
+          commands=_SAMPLING),
+    _used("-mmu --mmproj-url", "URL of a projector file to download into the cache", type="str", metavar="URL",
+          env="LLAMA_ARG_MMPROJ_URL", commands=_SAMPLING),
+    _used("--mmproj-auto", "use the projector file that comes with a model of the hub or of Ollama", default=True,
+          off_names="--no-mmproj --no-mmproj-auto", env="LLAMA_ARG_MMPROJ_AUTO", commands=_SAMPLING | {"pull"}),
+    _none("--mmproj-offload", _ENCODER, type="bool", off_names="--no-mmproj-offload",
+          env="LLAMA_ARG_MMPROJ_OFFLOAD", commands=_SAMPLING),
+    _none("-mmdev --mmproj-device", _ENCODER, env="MTMD_BACKEND_DEVICE", commands=_SAMPLING),
+    _used("--image-min-tokens", "least tokens of a picture, for models with a variable number (default: the model's)",
+          type="int", metavar="N", env="LLAMA_ARG_IMAGE_MIN_TOKENS", commands=_SAMPLING),
+    _used("--image-max-tokens", "most tokens of a picture, for models with a variable number (default: the model's)",
+          type="int", metavar="N", env="LLAMA_ARG_IMAGE_MAX_TOKENS", commands=_SAMPLING),
+    _none("--mtmd-batch-max-tokens", "pictures are encoded one by one", env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"),
+    _used("--media-path",
+          "folder of pictures and sounds that requests may name as file:// URLs, relative to it (default: none)",
+          type="str", metavar="PATH"),
+    _used("--media-url",
+          "fetch pictures and sounds from http(s) URLs in requests; addresses of this machine and its network are "
+          "refused", default=False),
+    _none("--video-fps", _VIDEO, env="LLAMA_ARG_VIDEO_FPS"),
+    _none("--video-timestamp-interval", _VIDEO, env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"),
+    _none("--video-ffmpeg-dir", _VIDEO, env="LLAMA_ARG_VIDEO_FFMPEG_DIR"),
     *(
         _refused(f"--{name}", f"this preset is {_LATER}: give the model with -hf {repo}", type="bool")
         for name, repo in {

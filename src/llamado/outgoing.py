@@ -54,7 +54,7 @@ _MOST_REDIRECTS = 3
 
 
 class PublicReader:
-    """Reads files that clients name by URL, so that nobody reaches this machine or its network through it.
+    """Reads files that clients name by URL, but nothing on this machine or its network.
 
     Names are resolved here, and connections go to the checked address, so a name cannot change its address in between.
     Redirects are checked the same way. Proxies of the environment are not used, because they resolve names themselves.

@@ -384,8 +384,23 @@ def test_a_variable_without_meaning_is_named() -> None:
     notes = settings("-m", "x", environ={"GGML_CUDA_NO_FA": "1", "LLAMA_ARG_CACHE_REUSE": "256"}).notes
     assert any(note.startswith("GGML_CUDA_NO_FA: accepted, no effect") for note in notes)
     assert any(note.startswith("LLAMA_ARG_CACHE_REUSE: accepted, no effect") for note in notes)
-    with pytest.raises(FlagError, match="LLAMA_ARG_MMPROJ: multimodal"):
-        settings("-m", "x", environ={"LLAMA_ARG_MMPROJ": "x.gguf"})
+
+
+def test_projector_flags(tmp_path: Path) -> None:
+    engine = settings("-m", "x").engine
+    assert (engine.mmproj, engine.mmproj_auto, engine.image_min_tokens, engine.image_max_tokens) == (None, True, 0, 0)
+    engine = settings("-m", "x", "--no-mmproj", "--image-min-tokens", "8", "--image-max-tokens", "64").engine
+    assert (engine.mmproj_auto, engine.image_min_tokens, engine.image_max_tokens) == (False, 8, 64)
+    assert settings("-m", "x", environ={"LLAMA_ARG_MMPROJ": "x.gguf"}).engine.mmproj == "x.gguf"
+    assert settings("-m", "x", "-mmu", "https://h/p.gguf").engine.mmproj == "https://h/p.gguf"
+    with pytest.raises(FlagError, match="at most --image-max-tokens 8"):
+        settings("-m", "x", "--image-min-tokens", "9", "--image-max-tokens", "8")
+    with pytest.raises(FlagError, match="--image-max-tokens: expected 0 or more"):
+        settings("-m", "x", "--image-max-tokens", "-1")
+    switches = settings("-m", "x", "--media-path", str(tmp_path), "--media-url").switches
+    assert (switches.media_path, switches.media_url) == (str(tmp_path), True)
+    with pytest.raises(FlagError, match="--media-path"):
+        settings("-m", "x", "--media-path", str(tmp_path / "none"))
 
 
 def test_older_variables() -> None:

@@ -17,6 +17,7 @@ from llamado.gateway import breaker
 from llamado.gateway.balance import REQUEST_BYTES
 from llamado.gateway.replica import Rate
 from llamado.http.access import AccessRules
+from llamado.http.bodies import MAX_MEDIA_BODY
 
 Make = Callable[..., StandIn]
 Start = Callable[..., RunningGateway]
@@ -485,4 +486,4 @@ def test_bodies_pass_unchanged(stand_in: Make, start_gateway: Start) -> None:
     body: dict[str, Any] = {"messages": talk("ä" * 100_000), "seed": 2**64 - 1, "deep": [[[1]]]}
     assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
     assert a.requests == [body]
-    assert gateway.http.post("/v1/chat/completions", content=b"x" * (11 << 20)).status_code == 413
+    assert gateway.http.post("/v1/chat/completions", content=b"x" * (MAX_MEDIA_BODY + 1)).status_code == 413

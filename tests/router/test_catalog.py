@@ -190,11 +190,19 @@ def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
         assert arguments(over)["--ctx-size"] == "77"
 
 
-def test_vision_options_of_a_preset_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("llamado").propagate = True
+def test_projectors_of_models(tmp_path: Path) -> None:
+    """A preset names one; in a folder, the one in the model's own folder is its own. The router's is not inherited."""
     (tmp_path / "p.ini").write_text("[m]\nmodel = x.gguf\nmmproj = y.gguf\n")
-    assert "--mmproj" not in arguments(catalog("--models-preset", str(tmp_path / "p.ini")).models["m"])
-    assert "mmproj" in caplog.text
+    found = arguments(catalog("--models-preset", str(tmp_path / "p.ini"), "--mmproj", "z.gguf").models["m"])
+    assert found["--mmproj"] == "y.gguf"
+    for name in ("single.gguf", "mmproj-single.gguf", "vision/v-Q8_0.gguf", "vision/mmproj-F16.gguf",
+                 "vision/mmproj-Q8_0.gguf"):  # fmt: skip
+        (tmp_path / "d" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "d" / name).touch()
+    models = catalog("--models-dir", str(tmp_path / "d")).models
+    found = arguments(models["vision"])
+    assert found["--mmproj"] == str(tmp_path / "d" / "vision" / "mmproj-Q8_0.gguf")
+    assert "--mmproj" not in arguments(models["single"])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from llamado.http.access import AccessRules
 from llamado.media.chunks import EncoderInput, MediaChunk, Piece
 from llamado.media.media import Media, MediaKind
 from llamado.server.app import create_app
-from llamado.server.model import ModelInfo, ServedModel
+from llamado.server.model import ModelInfo, ServedMedia, ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
@@ -266,35 +266,30 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-class FakeEncoder:
-    """Fake encoder: a picture of h rows becomes h tokens between `[` and `]`, a sound one token for 100 samples."""
+class FakeMedia:
+    """Fake encoders: a picture of h rows becomes h tokens between `[` and `]`, a sound one token for 100 samples."""
 
-    def __init__(self, kind: MediaKind, rate: int = 0) -> None:
-        self.kind, self.rate = kind, rate
+    def __init__(self, *kinds: MediaKind) -> None:
+        """`kinds`: those that the model takes; none: both."""
+        self.kinds = kinds or (MediaKind.IMAGE, MediaKind.AUDIO)
         self.prepared: list[Media] = []
 
     def prepare(self, media: Media) -> list[Piece]:
-        assert media.kind is self.kind
         self.prepared.append(media)
         n = len(media.data) if media.kind is MediaKind.IMAGE else len(media.data) // 100
         encoded = EncoderInput((n,), {"x": np.ascontiguousarray(media.data)})
         return ["[", MediaChunk(media.kind, encoded, n, media.digest), "]"]
 
-
-class FakeEncoders:
-    """Fake encoders of both kinds, or of the given ones."""
-
-    def __init__(self, *kinds: MediaKind) -> None:
-        kinds = kinds or (MediaKind.IMAGE, MediaKind.AUDIO)
-        self.image = FakeEncoder(MediaKind.IMAGE) if MediaKind.IMAGE in kinds else None
-        self.audio = FakeEncoder(MediaKind.AUDIO, 16000) if MediaKind.AUDIO in kinds else None
+    def served(self) -> ServedMedia:
+        rates = {MediaKind.IMAGE: 0, MediaKind.AUDIO: 16000}
+        return ServedMedia(prepare=lambda media: self.prepare(media), rates={kind: rates[kind] for kind in self.kinds})
 
 
 def served(
-    engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None, encoders: FakeEncoders | None = None
+    engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None, media: FakeMedia | None = None
 ) -> ServedModel:
     return ServedModel(
-        encoders=encoders,
+        media=None if media is None else media.served(),
         engine=engine,
         tokenizer=FakeTokenizer(),
         template=template(source),
@@ -322,14 +317,14 @@ async def client(
     access: AccessRules | None = None,
     source: str = TEMPLATE,
     tools: ToolSettings | None = None,
-    encoders: FakeEncoders | None = None,
+    media: FakeMedia | None = None,
     **switches: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """HTTP client of an application in this process; `client.state` and `client.engine` are its parts."""
     engine = engine or FakeEngine()
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
-        state.served = served(engine, source, encoders=encoders)
+        state.served = served(engine, source, media=media)
     if tools is not None:
         state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
     async with client_of(state) as http:

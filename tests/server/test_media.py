@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeEncoders, FakeEngine, client, get, post, run, send
+from fakes import FakeEngine, FakeMedia, client, get, post, run, send
 from media_files import base64_of, data_uri, png, wav
 
 from llamado.http.bodies import MAX_BODY
-from llamado.media.media import MediaKind
+from llamado.media.chunks import Piece
+from llamado.media.media import Media, MediaKind
 from llamado.server.generate import media_loader
 from llamado.server.generate.media_loader import MediaBudget, MediaHold
 from llamado.server.generate.media_parts import MOST_MEDIA
@@ -48,13 +49,13 @@ def shown(engine: FakeEngine) -> str:
 def ask(path: str, body: dict[str, Any], **options: Any) -> tuple[str, Any]:
     """Return the prompt that the engine got, and the answer."""
     engine = FakeEngine()
-    status, answer = post(path, body, engine, encoders=FakeEncoders(), **options)
+    status, answer = post(path, body, engine, media=FakeMedia(), **options)
     assert status == 200, answer
     return shown(engine), answer
 
 
 def refusal(path: str, body: dict[str, Any], **options: Any) -> str:
-    status, answer = post(path, body, encoders=FakeEncoders(), **options)
+    status, answer = post(path, body, media=FakeMedia(), **options)
     assert status == 400, answer
     error = answer["error"]
     return error if isinstance(error, str) else str(error["message"])
@@ -97,7 +98,7 @@ def test_equal_pictures_have_equal_tokens() -> None:
     engine = FakeEngine()
 
     async def work() -> None:
-        async with client(engine, encoders=FakeEncoders()) as http:
+        async with client(engine, media=FakeMedia()) as http:
             for data in (RED, BLUE, RED):
                 await http.post("/v1/chat/completions", json=user(image(data)))
 
@@ -114,7 +115,7 @@ def test_messages_api() -> None:
     prompt, answer = ask("/v1/messages", body)
     assert prompt == "<user>[***]what?\nT\nD</><assistant>"
     assert answer["usage"]["input_tokens"] == len(prompt)
-    status, counted = post("/v1/messages/count_tokens", body, encoders=FakeEncoders())
+    status, counted = post("/v1/messages/count_tokens", body, media=FakeMedia())
     assert (status, counted["input_tokens"]) == (200, len(prompt))
 
 
@@ -181,7 +182,7 @@ def test_prompts_with_multimodal_data(path: str) -> None:
         assert answer["prompt"] == "a[<x>]b[<x>]" and answer["tokens_evaluated"] == len(prompt)
     several = {"prompt": [body["prompt"], "text", marked(text="no media")["prompt"]]}
     engine = FakeEngine()
-    assert post(path, several, engine, encoders=FakeEncoders(), media_marker="<x>")[0] == 200
+    assert post(path, several, engine, media=FakeMedia(), media_marker="<x>")[0] == 200
     assert sorted(len(request.media) for request in engine.requests) == [0, 0, 2]
 
 
@@ -209,7 +210,7 @@ def test_rendering_shows_the_servers_marker() -> None:
     engine = FakeEngine()
 
     async def work() -> str:
-        async with client(engine, encoders=FakeEncoders()) as http:
+        async with client(engine, media=FakeMedia()) as http:
             marker = (await http.get("/props")).json()["media_marker"]
             rendered = (await http.post("/apply-template", json=user(words("a"), image()))).json()["prompt"]
             assert rendered == f"<user>a{marker}</><assistant>"
@@ -232,16 +233,16 @@ def test_embeddings_and_infill_take_no_pictures() -> None:
 
 def test_modalities() -> None:
     for kinds, found in (((), ["text"]), ((MediaKind.IMAGE,), ["text", "image"])):
-        encoders = FakeEncoders(*kinds) if kinds else None
-        entry = get("/v1/models", encoders=encoders)[1]
+        encoders = FakeMedia(*kinds) if kinds else None
+        entry = get("/v1/models", media=encoders)[1]
         assert entry["data"][0]["architecture"]["input_modalities"] == found
         assert ("multimodal" in entry["models"][0]["capabilities"]) is bool(kinds)
-        props = get("/props", encoders=encoders)[1]
+        props = get("/props", media=encoders)[1]
         assert props["modalities"] == {"vision": bool(kinds), "video": False, "audio": False}
-    assert get("/v1/models", encoders=FakeEncoders())[1]["data"][0]["architecture"]["input_modalities"] == [
+    assert get("/v1/models", media=FakeMedia())[1]["data"][0]["architecture"]["input_modalities"] == [
         "text", "image", "audio",
     ]  # fmt: skip
-    told = post("/api/show", {"model": "m"}, encoders=FakeEncoders())[1]["capabilities"]
+    told = post("/api/show", {"model": "m"}, media=FakeMedia())[1]["capabilities"]
     assert {"vision", "audio"} <= {*told} and "vision" not in post("/api/show", {"model": "m"})[1]["capabilities"]
 
 
@@ -259,11 +260,11 @@ def test_without_a_projector(name: str) -> None:
 
 
 def test_a_kind_that_the_projector_lacks() -> None:
-    encoders = FakeEncoders(MediaKind.IMAGE)
+    encoders = FakeMedia(MediaKind.IMAGE)
     part = {"type": "input_audio", "input_audio": {"data": base64_of(SOUND)}}
-    assert post("/v1/chat/completions", user(part), encoders=encoders)[0] == 400
+    assert post("/v1/chat/completions", user(part), media=encoders)[0] == 400
     # A sound that pretends to be a picture.
-    status, answer = post("/v1/chat/completions", user(image(SOUND)), encoders=encoders)
+    status, answer = post("/v1/chat/completions", user(image(SOUND)), media=encoders)
     assert status == 400 and answer["error"]["message"].startswith("audio input is not supported")
 
 
@@ -296,14 +297,14 @@ def test_malformed_parts(part: dict[str, Any], error: str) -> None:
 
 @pytest.mark.parametrize("n", [MOST_MEDIA + 1, 10_000])
 def test_too_many_pictures(n: int) -> None:
-    encoders = FakeEncoders()
+    encoders = FakeMedia()
     picture = {"type": "image_url", "image_url": base64_of(png(1, 1))}
-    status, answer = post("/v1/chat/completions", user(*[picture] * n), encoders=encoders)
+    status, answer = post("/v1/chat/completions", user(*[picture] * n), media=encoders)
     assert status == 400 and f"more than {MOST_MEDIA} pictures" in answer["error"]["message"]
     body = {"prompt": [marked(text="")["prompt"] | {"multimodal_data": ["AAAA"] * (n // 2 + 1)}] * 2}
-    status, answer = post("/completion", body, encoders=encoders)
+    status, answer = post("/completion", body, media=encoders)
     assert status == 400 and f"more than {MOST_MEDIA} pictures" in answer["error"]["message"]
-    assert encoders.image is not None and not encoders.image.prepared  # refused before anything is decoded
+    assert not encoders.prepared  # refused before anything is decoded
 
 
 def test_text_is_never_a_marker() -> None:
@@ -311,7 +312,7 @@ def test_text_is_never_a_marker() -> None:
     engine = FakeEngine()
     texts = ["<__media__>", "<x>", "<__media_0123__>"]
     body = user(*(words(text) for text in texts), image(), words("<x>"))
-    status, _ = post("/v1/chat/completions", body, engine, encoders=FakeEncoders(), media_marker="<x>")
+    status, _ = post("/v1/chat/completions", body, engine, media=FakeMedia(), media_marker="<x>")
     assert status == 200
     assert shown(engine) == "<user>" + "\n".join(texts) + "[***]<x></><assistant>"
     assert ask("/v1/chat/completions", user(words("<x>")), media_marker="<x>")[0] == "<user><x></><assistant>"
@@ -324,16 +325,16 @@ def test_a_template_that_leaves_pictures_out() -> None:
 
 def test_pictures_that_exceed_the_context() -> None:
     """The rest of them is not prepared."""
-    encoders = FakeEncoders()
-    status, answer = post("/v1/chat/completions", user(*[image(png(1, 3000))] * 5), encoders=encoders)
+    encoders = FakeMedia()
+    status, answer = post("/v1/chat/completions", user(*[image(png(1, 3000))] * 5), media=encoders)
     assert (status, answer["error"]["type"]) == (400, "exceed_context_size_error")
-    assert encoders.image is not None and len(encoders.image.prepared) == 2
+    assert len(encoders.prepared) == 2
 
 
 def test_bodies_grow_with_a_projector_only() -> None:
     body = b'{"prompt": "%s"}' % (b"x" * MAX_BODY)
     assert send("/completion", body).status_code == 413
-    response = send("/completion", body, encoders=FakeEncoders())
+    response = send("/completion", body, media=FakeMedia())
     assert response.status_code == 400 and "exceeds the available context" in response.text
 
 
@@ -347,12 +348,16 @@ def test_the_log_has_no_data(caplog: pytest.LogCaptureFixture) -> None:
 def test_memory_of_prepared_media_is_returned() -> None:
     engine = FakeEngine()
     holds: list[MediaHold] = []
+    made = media_loader.MediaLoader.hold
+
+    def hold(self: media_loader.MediaLoader) -> MediaHold:
+        holds.append(made(self))
+        return holds[-1]
 
     async def work() -> None:
-        async with client(engine, encoders=FakeEncoders()) as http:
+        async with client(engine, media=FakeMedia()) as http:
             monkey = pytest.MonkeyPatch()
-            made = media_loader.MediaLoader.hold
-            monkey.setattr(media_loader.MediaLoader, "hold", lambda self: holds.append(made(self)) or holds[-1])
+            monkey.setattr(media_loader.MediaLoader, "hold", hold)
             try:
                 await http.post("/v1/chat/completions", json=user(image()))
                 await http.post("/v1/chat/completions", json=user(image(), image(b"broken")))
@@ -376,11 +381,15 @@ def test_memory_of_prepared_media_is_limited() -> None:
 
 def test_pictures_are_decoded_in_threads_of_their_own() -> None:
     names: list[str] = []
-    encoders = FakeEncoders()
-    assert encoders.image is not None
-    prepare = encoders.image.prepare
-    encoders.image.prepare = lambda media: names.append(threading.current_thread().name) or prepare(media)  # type: ignore
-    assert post("/v1/chat/completions", user(image()), encoders=encoders)[0] == 200
+    encoders = FakeMedia()
+    prepare = encoders.prepare
+
+    def named(media: Media) -> list[Piece]:
+        names.append(threading.current_thread().name)
+        return prepare(media)
+
+    encoders.prepare = named  # type: ignore[method-assign]
+    assert post("/v1/chat/completions", user(image()), media=encoders)[0] == 200
     assert names and all(name.startswith("llamado-media") for name in names)
 
 
@@ -503,7 +512,7 @@ def test_pictures_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
         found = {}
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            async with client(encoders=FakeEncoders(), media_url=True) as http:
+            async with client(media=FakeMedia(), media_url=True) as http:
                 for path in ("a.png", "moved", "loop", "away", "large", "none"):
                     answer = await http.post("/v1/chat/completions", json=at(f"http://localhost:{port}/{path}"))
                     found[path] = answer.status_code, answer.text
@@ -527,7 +536,7 @@ def transcribe(
     engine = FakeEngine("Good morning.")
 
     async def work() -> Any:
-        async with client(engine, encoders=FakeEncoders(), **options) as http:
+        async with client(engine, media=FakeMedia(), **options) as http:
             files = {} if sound is None else {"file": ("a.wav", sound, "audio/wav")}
             return await http.post(path, data={"model": "m", **fields}, files=files)
 
@@ -629,7 +638,7 @@ def test_malformed_transcriptions(fields: dict[str, str], error: str) -> None:
 )
 def test_malformed_forms(body: bytes, kind: str, error: str) -> None:
     async def work() -> Any:
-        async with client(encoders=FakeEncoders()) as http:
+        async with client(media=FakeMedia()) as http:
             return await http.post("/v1/audio/transcriptions", content=body, headers={"content-type": kind})
 
     response = run(work())
@@ -638,7 +647,7 @@ def test_malformed_forms(body: bytes, kind: str, error: str) -> None:
 
 def test_transcriptions_need_an_audio_encoder() -> None:
     async def work() -> Any:
-        async with client(encoders=FakeEncoders(MediaKind.IMAGE)) as http:
+        async with client(media=FakeMedia(MediaKind.IMAGE)) as http:
             return await http.post("/v1/audio/transcriptions", files={"file": SOUND})
 
     response = run(work())
@@ -652,7 +661,7 @@ def test_a_transcription_without_a_file() -> None:
     kind = {"content-type": "multipart/form-data; boundary=b"}
 
     async def work() -> Any:
-        async with client(encoders=FakeEncoders()) as http:
+        async with client(media=FakeMedia()) as http:
             return await http.post("/v1/audio/transcriptions", content=boundary, headers=kind)
 
     assert "No input file found" in run(work()).text

@@ -229,7 +229,7 @@ def test_think(think: Any, shown: str) -> None:
         ("chat", {"model": "m", "messages": "x"}, 400, "array"),
         ("generate", {"model": "m", "prompt": 5}, 400, '"prompt" must be a string'),
         ("generate", {"model": "m", "prompt": ["x"]}, 400, '"prompt" must be a string'),
-        ("chat", {"model": "m", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
+        ("chat", {"model": "m", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "mmproj"),
         ("chat", {"model": "m", "messages": SKY, "format": "xml"}, 400, 'invalid format: "xml"'),
         ("chat", {"model": "m", "messages": SKY, "think": "hard"}, 400, "invalid think value"),
         (
@@ -243,7 +243,7 @@ def test_think(think: Any, shown: str) -> None:
         ("chat", {"model": "m", "messages": [], "keep_alive": 0}, 501, "keeps it"),
         ("chat", {"model": "m", "messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
         ("chat", {"model": "m", "messages": [{"role": "assistant", "tool_calls": [5]}]}, 400, "name"),
-        ("generate", {"model": "m", "prompt": "x", "images": ["aGk="]}, 400, "images"),
+        ("generate", {"model": "m", "prompt": "x", "images": ["aGk="]}, 400, "mmproj"),
         ("generate", {"model": "m", "prompt": "x", "raw": True, "system": "y"}, 400, "raw mode"),
         ("generate", {"model": "m", "prompt": "x", "template": "{{ range }}"}, 400, "template"),
         ("generate", {"model": "m", "prompt": "x", "context": "y"}, 400, "context"),

@@ -86,7 +86,8 @@ async def test_the_document_lists_all_routes_but_the_hidden_ones() -> None:
         document = (await http.get("/openapi.json")).json()
         there = {route.path.replace(":path}", "}") for route in create_app(http.state)._app.router.routes}
     paths = document["paths"]
-    hidden = {"/openapi.json", "/audio/transcriptions", "/v1/audio/transcriptions", "/cors-proxy"}
+    forms = {f"{version}/audio/{name}" for version in ("", "/v1") for name in ("transcriptions", "translations")}
+    hidden = {"/openapi.json", "/cors-proxy", *forms}
     pages = {route.path for route in page_routes()}
     assert there - paths.keys() - pages == hidden and pages <= there
     assert not paths.keys() - there

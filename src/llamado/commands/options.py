@@ -138,7 +138,23 @@ def engine_options(flags: ParsedFlags, *, n_slots: int | None = None) -> EngineO
         control=_scaled(flags, "control_vector"),
         metadata=tuple(metadata_overrides(flags.override_kv or [])),
         rope=rope_options(flags),
+        **_projector(flags),
     )
+
+
+def _projector(flags: ParsedFlags) -> dict[str, Any]:
+    """Return the options of media encoders. Raises FlagError."""
+    if "mmproj" not in flags.values:  # a command without pictures
+        return {}
+    low, high = flags.image_min_tokens or 0, flags.image_max_tokens or 0
+    if high and low > high:
+        raise FlagError(f"--image-min-tokens: expected at most --image-max-tokens {high}, got {low}")
+    return {
+        "mmproj": flags.mmproj or flags.mmproj_url or None,
+        "mmproj_auto": flags.mmproj_auto,
+        "image_min_tokens": low,
+        "image_max_tokens": high,
+    }
 
 
 def _slots(flags: ParsedFlags) -> dict[str, Any]:
@@ -351,6 +367,8 @@ _LEAST = {
     "ubatch_size": 1,
     "cache_ram": -1,
     "max_queue": 0,
+    "image_min_tokens": 0,
+    "image_max_tokens": 0,
     "embd_normalize": -1,
     "ctx_checkpoints": 0,
     "checkpoint_min_step": 0,

@@ -136,6 +136,8 @@ def _switches(flags: ParsedFlags, kwargs: dict[str, Any], prefix: str, predict: 
         reasoning_preserve=flags.reasoning_preserve,
         slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
         api_prefix=prefix,
+        media_path=_folder("--media-path", flags.media_path),
+        media_url=flags.media_url,
         static_path=_folder("--path", flags.path),
         page=flags.ui,
         page_settings=_page_settings(flags),

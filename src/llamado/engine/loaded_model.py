@@ -41,11 +41,11 @@ from llamado.engine.media.spans import text_tokens
 from llamado.engine.media.stage import MediaStage
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failure, Result, Token
-from llamado.engine.supported import check_supported, check_types, fetch_model
+from llamado.engine.supported import check_supported, check_types, fetch_model, with_projector
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.media.chunks import MediaPrompt, tokenize
-from llamado.media.media import Media
+from llamado.media.media import MARKER, Media
 from llamado.models import InvalidAdapter, Model, load_adapters, load_control, load_model
 from llamado.models.encoders.registry import MediaEncoders
 from llamado.models.hparams import override_metadata
@@ -120,6 +120,7 @@ class LoadedModel:
             opened.callback(accelerators.close)
             workers = options.networked
             path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
+            options = with_projector(source, options, progress=lambda done, total: report(fetching, done, total))
             report("opening the model", 0, 0)
             memory_request(options)  # reports their errors before the file is opened
             file = GGUFFile.open(path, mmap=options.mmap)
@@ -220,8 +221,10 @@ class LoadedModel:
         """The encoders of the projector file; None without one."""
         return None if self.media is None else self.media.encoders
 
-    def media_prompt(self, text: str, media: Sequence[Media], *, add_special: bool = True) -> MediaPrompt:
-        """Tokenize a text in which each MARKER stands for the next of `media`, as mtmd_tokenize does.
+    def media_prompt(
+        self, text: str, media: Sequence[Media], *, add_special: bool = True, marker: str = MARKER
+    ) -> MediaPrompt:
+        """Tokenize a text in which each `marker` stands for the next of `media`, as mtmd_tokenize does.
 
         `add_special` adds the model's begin (and end) token. Raises MediaError, and ValueError if there are more or
         fewer markers than media. Any thread.
@@ -230,7 +233,7 @@ class LoadedModel:
         prepare = MediaEncoders().prepare if self.media is None else self.media.prepare
         bos = tokenizer.bos if add_special and tokenizer.add_bos else None
         eos = tokenizer.eos if add_special and tokenizer.add_eos else None
-        return tokenize(text, media, tokenizer.encode, prepare, bos=bos, eos=eos)
+        return tokenize(text, media, tokenizer.encode, prepare, bos=bos, eos=eos, marker=marker)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, without media; `special` includes control tokens."""

@@ -179,7 +179,9 @@ class EngineOptions(SchedulerOptions, CacheOptions):
     numa: str | None = None
     """Thread pinning on NUMA machines: distribute, isolate, numactl."""
     mmproj: str | None = None
-    """The projector file with the encoders of pictures and sounds; None: prompts have text only."""
+    """The projector file with the encoders of pictures and sounds, or a name of one as for a model."""
+    mmproj_auto: bool = False
+    """True to use the projector that comes with the model if there is no `mmproj`; otherwise prompts have text only."""
     image_min_tokens: int = 0
     """Least and most tokens of a picture, in models whose pictures differ in size; 0: as the model has it."""
     image_max_tokens: int = 0

@@ -101,8 +101,6 @@ class Request:
     """One prompt to continue."""
 
     prompt: list[int]
-    media: tuple[MediaSpan, ...] = ()
-    """Pictures and sounds in the prompt, whose tokens are below zero."""
     params: GenerationParams = field(default_factory=GenerationParams)
     media: tuple[MediaSpan, ...] = ()
     """The pictures and sounds in the prompt, whose tokens have ids below zero."""

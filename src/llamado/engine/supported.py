@@ -16,9 +16,11 @@ from llamado.engine.local_devices import open_accelerators
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.header import Header
 from llamado.gguf.inspect import size_text
+from llamado.gguf.reader import GGUFFile
 from llamado.gguf.report import Progress, Warn
-from llamado.gguf.sources.resolve import resolve
-from llamado.models import UnsupportedModel, find_architecture, load_model
+from llamado.gguf.sources.resolve import resolve, resolve_projector
+from llamado.models import InvalidModel, UnsupportedModel, find_architecture, load_model
+from llamado.models.encoders.registry import load_encoders
 from llamado.models.hparams import override_metadata
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,28 @@ def fetch_model(
         warn=warn,
         check=lambda header: check_before_fetching(header, options, say),
     )
+
+
+def with_projector(source: ModelSource, options: EngineOptions, *, progress: Progress | None = None) -> EngineOptions:
+    """Return the options with the path of the projector file, which is fetched first if necessary.
+
+    One that comes with the model (`mmproj_auto`) is left out, with a warning, if it is of an unsupported kind or the
+    model does not generate text. Raises SourceError and GgufError.
+    """
+    if options.mmproj is not None:
+        return replace(options, mmproj=str(resolve(options.mmproj, progress=progress)))
+    if not options.mmproj_auto or options.embeds:
+        return options
+    path = resolve_projector(source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=progress)
+    if path is None:
+        return options
+    try:
+        with GGUFFile.open(path) as file:
+            load_encoders(file)
+    except (UnsupportedModel, InvalidModel) as error:
+        log.warning("%s: pictures and sounds are off: %s", path, error)
+        return options
+    return replace(options, mmproj=str(path))
 
 
 def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> None:

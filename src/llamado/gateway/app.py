@@ -24,6 +24,7 @@ from llamado.http.answer import App, Receive, Scope, Send, error_response, handl
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.http.exchange import MODEL, MODEL_POSTS
+from llamado.http.form import is_form, parse_form
 from llamado.http.json_body import parse_body
 from llamado.http.monitoring.exposition import CONTENT_TYPE
 from llamado.http.monitoring.metrics import Traffic
@@ -100,6 +101,11 @@ class Gateway:
                 fields = await parse_body(body)
             except ApiError:
                 pass  # the replica reports what is wrong with it
+        elif is_form(kind := request.headers.get("content-type", "")):
+            try:
+                fields = (await parse_form(body, kind)).fields
+            except ApiError:
+                pass
         model = fields.get("model") if isinstance(fields, dict) else None
         usage = self._limits.find(dict(scope["headers"])) if scope["method"] == "POST" else None
         meter = None if usage is None else Meter(usage, body)

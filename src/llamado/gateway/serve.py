@@ -11,6 +11,7 @@ from llamado.gateway.app import Gateway
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
+from llamado.http.bodies import MAX_MEDIA_BODY
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
@@ -47,7 +48,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
-        server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
+        server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)), max_body=lambda: MAX_MEDIA_BODY)
         application.append(RequestCounter(server.access, gateway.traffic, gateway.routes.endpoint))
         return application[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
-from llamado.http.bodies import Body, BodyBudget
+from llamado.http.bodies import MAX_BODY, Body, BodyBudget
 from llamado.http.errors import ApiError, not_found
 
 LIVE = frozenset({"/livez", "/healthz"})
@@ -117,7 +117,8 @@ class AccessPaths:
 class Access:
     """ASGI middleware that checks every request before `app` gets it.
 
-    `unready`: returns status and body of a refusal for a path; None passes the request on to `app`.
+    `unready`: returns status and body of a refusal for a path; None passes the request on to `app`. `max_body`: returns
+    the most bytes of a request's body.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Access:
         paths: AccessPaths = AccessPaths(),
         *,
         unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
+        max_body: Callable[[], int] = lambda: MAX_BODY,
     ) -> None:
         self._app = app
         self._rules = rules
@@ -141,7 +143,7 @@ class Access:
             (b"access-control-allow-headers", rules.cors_headers.encode("latin-1")),
             (b"content-type", b"text/html"),
         ]
-        self.bodies = BodyBudget()
+        self.bodies = BodyBudget(max_body=max_body)
         self.draining = False
         """True during shutdown: running requests are finished, new ones are refused."""
         self.n_running = 0

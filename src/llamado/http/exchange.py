@@ -24,6 +24,7 @@ MODEL_POSTS = frozenset(
     /v1/reranking /v1/systemone /tokenize /detokenize /apply-template /chat/completions/input_tokens
     /v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens /v1/messages/count_tokens
     /lora-adapters /props /v1/audio/speech /v1/images/generations
+    /audio/transcriptions /v1/audio/transcriptions /audio/translations /v1/audio/translations
     """.split()  # noqa: SIM905
 )
 """Paths that llama-server's router forwards to a model, and those of other servers that name a model the same way."""

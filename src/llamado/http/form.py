@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from llamado.http.bodies import MAX_MEDIA_BODY
 from llamado.http.errors import invalid
+from llamado.http.json_body import parse_body
 
 MOST_FIELDS, MOST_FILES = 64, 1
 MAX_FIELD = 1 << 20
@@ -29,6 +31,13 @@ class Form:
 
 class _Parser(MultiPartParser):
     spool_max_size = MAX_MEDIA_BODY  # the body is in memory already: nothing is written to disk
+
+
+async def read_fields(body: bytes, content_type: str) -> Any:
+    """Return a JSON body's value, or the text fields of a form. Raises ApiError."""
+    if is_form(content_type):
+        return (await parse_form(body, content_type)).fields
+    return await parse_body(body)
 
 
 def is_form(content_type: str) -> bool:

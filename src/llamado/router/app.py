@@ -26,7 +26,8 @@ from llamado.http.answer import App, Receive, Scope, Send, handle_errors, json_r
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
-from llamado.http.json_body import parse_json
+from llamado.http.form import is_form, read_fields
+from llamado.http.json_body import parse_body
 from llamado.http.monitoring.exposition import CONTENT_TYPE, merge
 from llamado.http.monitoring.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
 from llamado.http.routing import ANY, ApiRoute, ApiRouter
@@ -175,14 +176,16 @@ class Router:
     async def _forward_body(self, request: Request) -> App:
         """Proxy a request to the model that its body names."""
         body = await _read(request)
-        fields = parse_json(body)
+        kind = request.headers.get("content-type", "")
+        fields = await read_fields(body, kind)
         name = _model_of(fields)
         peer = None if self.fleet.find(name) else self.peers.find(name)
         if peer is not None:
-            return self.peers.proxy(peer, fields, body)
+            return self.peers.proxy(peer, None if is_form(kind) else fields, body)
         autoload = self._loads(request)
         instance = self._instance(name, autoload)
-        body = _rewrite_body(instance, fields, body)
+        if not is_form(kind):  # fields of a form stay as they are
+            body = _rewrite_body(instance, fields, body)
         return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=autoload)
 
     async def _forward_query(self, request: Request) -> App:
@@ -492,7 +495,7 @@ async def _read(request: Request) -> bytes:
 
 
 async def _requested_model(request: Request) -> str:
-    return _model_of(parse_json(await _read(request)))
+    return _model_of(await parse_body(await _read(request)))
 
 
 def _model_of(fields: object) -> str:

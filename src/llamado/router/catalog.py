@@ -20,6 +20,7 @@ from llamado.flags import FlagError, ParsedFlags
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources import stored
 from llamado.gguf.sources.catalog import CATALOG, LARGE
+from llamado.gguf.sources.projector import projector_beside
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.stored import hub_files
 from llamado.gguf.sources.urls import large_folder
@@ -169,7 +170,11 @@ def _entries(flags: ParsedFlags) -> list[_Entry]:
     for name, options in cached.items():
         entries[name] = _Entry(name=name, source="cache", options=options)
     for name, path in local.items():
-        entries[name] = _Entry(name=name, source="models_dir", options={"model": (str(path),)})
+        options = {"model": (str(path),)}
+        # As in llama-server, a folder of its own has the files of one model.
+        if path.parent != Path(flags.models_dir) and (projector := projector_beside(path)) is not None:
+            options["mmproj"] = (str(projector),)
+        entries[name] = _Entry(name=name, source="models_dir", options=options)
     for name, (options, extra) in sections.items():
         base = entries.get(name)
         entry = _Entry(name=name, source="preset", options=({} if base is None else base.options) | options)

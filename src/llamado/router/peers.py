@@ -88,9 +88,13 @@ class Peers:
             short = self.find(found.model) == found and not is_taken(found.model)
             yield (found.model if short else name), found
 
-    def proxy(self, found: PeerModel, fields: dict[str, Any], body: bytes) -> PeerRequest:
-        """Return the response to a request for a peer's model. `fields`: the parsed body."""
+    def proxy(self, found: PeerModel, fields: dict[str, Any] | None, body: bytes) -> PeerRequest:
+        """Return the response to a request for a peer's model. `fields`: the parsed body; None: a form, which is passed
+        on unchanged.
+        """
         peer = found.peer
+        if fields is None:
+            return PeerRequest(peer, self._pools[peer.name], body)
         if peer.rewrite or fields.get("model") != found.model:
             requested = str(fields.get("model"))
             fields["model"] = found.model

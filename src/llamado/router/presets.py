@@ -47,7 +47,8 @@ _CONTROLLED = (
 CONTROLLED = frozenset(_CONTROLLED.split())
 WHICH = frozenset({"model", "model_url", "hf_repo", "hf_file"})
 """Flags that select a model. The router's own values are never inherited."""
-_VISION = frozenset({"mmproj", "mmproj_url"})
+_PROJECTOR = frozenset({"mmproj", "mmproj_url"})
+"""Flags that select a model's projector; not inherited either."""
 
 
 def _table() -> tuple[dict[str, Flag], dict[str, tuple[Flag, bool]]]:
@@ -73,7 +74,7 @@ def environment() -> dict[str, str]:
 
     Log timestamps are off: the router adds them.
     """
-    own = {env for key in CONTROLLED | WHICH if key in _BY_KEY for env in _BY_KEY[key].env}
+    own = {env for key in CONTROLLED | WHICH | _PROJECTOR if key in _BY_KEY for env in _BY_KEY[key].env}
     own |= {env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for env in own}
     return {name: value for name, value in child_environment().items() if name not in own} | {
         "LLAMA_ARG_LOG_TIMESTAMPS": "0"
@@ -93,7 +94,7 @@ def secrets(options: Options) -> dict[str, str]:
 def command_line(flags: ParsedFlags) -> Options:
     """Return the router's flags that its models inherit, except those they get from the environment."""
     options: Options = {}
-    for key in flags.given - CONTROLLED - WHICH:
+    for key in flags.given - CONTROLLED - WHICH - _PROJECTOR:
         flag = _BY_KEY.get(key)
         if flag is None or flag.kind is not Kind.USED:
             continue
@@ -175,9 +176,6 @@ def read_presets(path: str | Path) -> dict[str, tuple[Options, dict[str, str]]]:
                 log.warning("%s [%s]: unknown option %r ignored", path, name, key)
                 continue
             flag, negative = found
-            if flag.key in _VISION:
-                log.warning("%s [%s]: %s ignored: %s", path, name, key, flag.help)
-                continue
             if flag.type == "bool" or negative:
                 value = "true" if _is_true(value) != negative else "false"
             options[flag.key] = (value,)

@@ -10,6 +10,7 @@ from types import FrameType
 from llamado.devices.limits import memory
 from llamado.flags import ParsedFlags, memory_size
 from llamado.http.access import HEALTH, Access, AccessPaths, busy_app
+from llamado.http.bodies import MAX_MEDIA_BODY
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
@@ -114,7 +115,13 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        access = server.access = Access(router, settings.access, prefix, AccessPaths(public=public, changing=CHANGING))
+        access = server.access = Access(
+            router,
+            settings.access,
+            prefix,
+            AccessPaths(public=public, changing=CHANGING),
+            max_body=lambda: MAX_MEDIA_BODY,
+        )
         application.append(RequestCounter(RefusalLog(access), router.traffic, router.routes.endpoint, prefix))
         return application[0]
 

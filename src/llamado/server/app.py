@@ -20,7 +20,7 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, PRIVILEGED, Access, AccessPaths
 from llamado.http.answer import error_response, json_response
-from llamado.http.bodies import MAX_BODY, MAX_MEDIA_BODY, BodyBudget
+from llamado.http.bodies import MAX_BODY, MAX_MEDIA_BODY
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
@@ -95,8 +95,8 @@ class ServerApp:
             self._prefix,
             AccessPaths(public=public, guarded=guarded),
             unready=self._unready,
+            max_body=self._max_body,
         )
-        self.access.bodies = BodyBudget(max_body=self._max_body)
 
     def _max_body(self) -> int:
         served = self._state.served

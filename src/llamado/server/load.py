@@ -12,7 +12,7 @@ from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, Report, as_share
 from llamado.http.monitoring.logs import EVERYTHING
-from llamado.server.model import AdapterInfo, Grammars, ModelInfo, ServedEmbeddings, ServedModel
+from llamado.server.model import AdapterInfo, Grammars, ModelInfo, ServedEmbeddings, ServedMedia, ServedModel
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings
 
@@ -102,10 +102,18 @@ def serve_llama(settings: Settings, llama: LoadedModel) -> ServedModel:
         grammars=_grammars(settings, llama) if generates else None,
         n_batch=settings.engine.n_batch,
         longest_token=(lambda: llama.tokenizer.longest) if generates else (lambda: 0),
+        media=_media(llama),
         embeddings=None if llama.embedder is None else _embeddings(settings.engine, llama, llama.embedder),
         cluster=llama.cluster,
         close=llama.close,
     )
+
+
+def _media(llama: LoadedModel) -> ServedMedia | None:
+    runner = llama.media
+    if runner is None:
+        return None
+    return ServedMedia(prepare=runner.prepare, rates={encoder.kind: encoder.rate for encoder in runner.encoders.each})
 
 
 def _grammars(settings: Settings, llama: LoadedModel) -> Grammars:

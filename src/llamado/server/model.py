@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -145,25 +145,14 @@ class ServedTokenizer(Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
 
-class ServedEncoder(Protocol):
-    """A media encoder of a served model (`MediaEncoder`). Methods may be called from any thread."""
+@dataclass(frozen=True, kw_only=True)
+class ServedMedia:
+    """The media encoders of a served model."""
 
-    @property
-    def rate(self) -> int:
-        """Samples a second of the sounds it takes; 0 for pictures."""
-
-    def prepare(self, media: Media) -> list[Piece]:
-        """Return the pieces of a prompt for a picture or sound. Raises MediaError."""
-
-
-class ServedEncoders(Protocol):
-    """The media encoders of a served model, by kind; None: the model does not take this kind."""
-
-    @property
-    def image(self) -> ServedEncoder | None: ...
-
-    @property
-    def audio(self) -> ServedEncoder | None: ...
+    prepare: Callable[[Media], list[Piece]]
+    """Return the pieces of a prompt for a picture or sound; any thread. Raises MediaError."""
+    rates: Mapping[MediaKind, int]
+    """The kinds of media that the model takes, and the samples a second of sounds; 0 for pictures."""
 
 
 class Grammars(Protocol):
@@ -242,7 +231,7 @@ class ServedModel:
     """Return the most characters of one token's text; 0 if unknown."""
     n_batch: int = 2048
     """Tokens of a logical batch, to which `/infill` cuts its context."""
-    encoders: ServedEncoders | None = None
+    media: ServedMedia | None = None
     """None: the model takes text only."""
     embeddings: ServedEmbeddings | None = None
     """None: the server was started without embeddings."""
@@ -251,16 +240,10 @@ class ServedModel:
     close: Callable[[float], None] = lambda timeout: None
     """Close the engine within so many seconds."""
 
-    def encoder(self, kind: MediaKind) -> ServedEncoder | None:
-        """Return the encoder for a kind of media; None: the model does not take it."""
-        if self.encoders is None:
-            return None
-        return self.encoders.image if kind is MediaKind.IMAGE else self.encoders.audio
-
     @property
-    def media_kinds(self) -> frozenset[MediaKind]:
-        """Kinds of media that prompts may have."""
-        return frozenset(kind for kind in MediaKind if self.encoder(kind) is not None)
+    def media_kinds(self) -> Collection[MediaKind]:
+        """The kinds of media that prompts may have."""
+        return () if self.media is None else self.media.rates.keys()
 
     def snapshot(self) -> EngineSnapshot:
         """Return the state of the engine, with the counters and requests of the embedder added."""

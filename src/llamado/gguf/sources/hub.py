@@ -16,6 +16,7 @@ from llamado.gguf.header import Header, merge_headers
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.access import HUB, hub_access
+from llamado.gguf.sources.projector import WORD, best_projector
 from llamado.installation import install_command
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # llama.cpp's preference for a repository without a quantization (common/download.cpp); then the first file.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 # Files that accompany a model and are not models themselves (common/download.cpp).
-_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_COMPANIONS = (WORD, "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _NO_ACCESS = (401, 403, 404)
 _QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _MOST_LISTED = 2 << 20
@@ -96,6 +97,8 @@ class HubModelFiles(NamedTuple):
     alternatives: dict[str, int]
     cached: Path | None
     """Folder of the cached copy, if the hub cannot be reached."""
+    projector: str | None = None
+    """The projector file for the model; None: the repository has none."""
 
 
 def select_files(
@@ -122,7 +125,15 @@ def select_files(
     missing = [part for part in parts if part not in files]
     if missing:
         raise SourceError(f"{repo} lacks {', '.join(missing[:3])}, parts of the split model {file}")
-    return HubModelFiles(repo, file, parts, [sizes[part] for part in parts], model_sizes(repo, sizes, file), cached)
+    return HubModelFiles(
+        repo,
+        file,
+        parts,
+        [sizes[part] for part in parts],
+        model_sizes(repo, sizes, file),
+        cached,
+        best_projector(files, file),
+    )
 
 
 def fetch_hub_model(
@@ -150,6 +161,26 @@ def fetch_hub_model(
     counter = _Counter(progress)
     paths = [_fetch_file(repo, part, cache_dir, counter) for part in chosen.parts]
     return paths[0]
+
+
+def fetch_hub_projector(
+    repo: str,
+    *,
+    quant: str | None = None,
+    file_name: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Path | None:
+    """Return the path of the projector file for a repository's model, fetched if missing; None if there is none.
+
+    `quant`, `file_name`: those of the model. Raises SourceError.
+    """
+    chosen = select_files(repo, quant=quant, file_name=file_name, cache_dir=cache_dir)
+    if chosen.projector is None:
+        return None
+    if chosen.cached is not None:
+        return chosen.cached / chosen.projector
+    return _fetch_file(repo, chosen.projector, cache_dir, _Counter(progress))
 
 
 def _check_space(chosen: HubModelFiles, here: list[Path | None], cache_dir: Path | None) -> None:

@@ -12,6 +12,7 @@ from llamado.gguf.errors import MissingBlob, SourceError
 
 DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
+PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
 _MOST_BYTES = 1 << 20
 """Bytes of a manifest; usual ones have one kilobyte."""
 _PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
@@ -26,9 +27,31 @@ def store() -> Path:
 
 def find_ollama_model(name: str) -> Path:
     """Return the GGUF blob of `[[host/]user/]name[:tag]`; raise `SourceError` if Ollama does not have it."""
+    found = _blob(name, MODEL_LAYER)
+    if found is None:
+        raise SourceError(
+            f"Ollama's manifest {_manifest(name)} names no GGUF file (layer {MODEL_LAYER}); use the model's GGUF from "
+            "the Hugging Face hub: -hf user/model"
+        )
+    return found
+
+
+def find_ollama_projector(name: str) -> Path | None:
+    """Return the blob of a model's projector; None if it has none, or keeps its encoder in the model's file.
+
+    Raises SourceError.
+    """
+    return _blob(name, PROJECTOR_LAYER)
+
+
+def _manifest(name: str) -> Path:
     host, user, model, tag = _parse(name)
-    root = store()
-    manifest = root / "manifests" / host / user / model / tag
+    return store() / "manifests" / host / user / model / tag
+
+
+def _blob(name: str, layer: str) -> Path | None:
+    """Return the blob of the first layer of a type; None if the model has no such layer. Raises SourceError."""
+    root, manifest = store(), _manifest(name)
     if not manifest.is_file():
         known = installed(root)
         has = f"; it has {', '.join(known[:10])}{' …' if len(known) > 10 else ''}" if known else ""
@@ -39,15 +62,12 @@ def find_ollama_model(name: str) -> Path:
     try:
         with open(manifest, "rb") as file:
             layers = orjson.loads(file.read(_MOST_BYTES))["layers"]
-        digests = [layer["digest"] for layer in layers if layer.get("mediaType") == MODEL_LAYER]
+        digests = [one["digest"] for one in layers if one.get("mediaType") == layer]
         match = _DIGEST.fullmatch(digests[0]) if digests else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"Ollama's manifest {manifest} cannot be read: {error}; run `ollama pull {name}`") from error
     if match is None:
-        raise SourceError(
-            f"Ollama's manifest {manifest} names no GGUF file (layer {MODEL_LAYER}); use the model's GGUF from the "
-            "Hugging Face hub: -hf user/model"
-        )
+        return None
     blob = root / "blobs" / f"sha256-{match[1]}"
     if not blob.is_file():
         raise MissingBlob(f"Ollama's manifest {manifest} points to {blob}, which is missing: run `ollama pull {name}`")

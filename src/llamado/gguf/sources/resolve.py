@@ -15,7 +15,7 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.report import Progress, Warn
 from llamado.gguf.sources.catalog import CATALOG, LARGE, WheelModel
-from llamado.gguf.sources.ollama import find_ollama_model
+from llamado.gguf.sources.ollama import find_ollama_model, find_ollama_projector
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +70,22 @@ def read_header(
     return _locate(spec, hf_repo, hf_file, cache_dir).header(progress=progress, warn=warn or log.warning)
 
 
+def resolve_projector(
+    spec: str | os.PathLike[str] | None = None,
+    *,
+    hf_repo: str | None = None,
+    hf_file: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Path | None:
+    """Return the path of the projector file that comes with a model, fetched if missing; None if none does.
+
+    Projectors come with models of the Hugging Face hub and of Ollama. See `resolve`. Raises SourceError.
+    """
+    found = _locate(spec, hf_repo, hf_file, cache_dir)
+    return found.fetch_projector(progress) if isinstance(found, HubModel | OllamaModel) else None
+
+
 def is_fetched_whole(spec: str | os.PathLike[str] | None, *, hf_repo: str | None = None) -> bool:
     """Return True if `read_header` would have to fetch the whole model. Raises SourceError."""
     found = _locate(spec, hf_repo, None, None)
@@ -102,6 +118,17 @@ class LocalModel:
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
         return self.path
+
+
+@dataclass(frozen=True)
+class OllamaModel(LocalModel):
+    """A model in Ollama's store."""
+
+    name: str
+
+    def fetch_projector(self, progress: Progress | None) -> Path | None:
+        """Return the model's projector, or None. Raises SourceError."""
+        return find_ollama_projector(self.name)
 
 
 @dataclass(frozen=True)
@@ -156,6 +183,14 @@ class HubModel:
             check=check,
         )
 
+    def fetch_projector(self, progress: Progress | None) -> Path | None:
+        """Return the model's projector, fetched if missing, or None. Raises SourceError."""
+        from llamado.gguf.sources.hub import fetch_hub_projector
+
+        return fetch_hub_projector(
+            self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache, progress=progress
+        )
+
 
 def _locate(
     spec: str | os.PathLike[str] | None, hf_repo: str | None, hf_file: str | None, cache_dir: Path | None
@@ -178,7 +213,7 @@ def _locate(
         repo, quant = split_quant(rest)
         return HubModel(repo, quant, hf_file, cache_dir / "hub" if cache_dir is not None else None)
     if colon and kind == "ollama":
-        return LocalModel(find_ollama_model(rest))
+        return OllamaModel(find_ollama_model(rest), rest)
     if colon and kind == "pypi":
         entry = CATALOG.get(rest)
         if entry is None:

@@ -12,6 +12,7 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.ollama import find_ollama_model, installed, store
+from llamado.gguf.sources.projector import WORD
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.urls import large_folder
 
@@ -123,7 +124,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 def is_model(name: str) -> bool:
     """Return True if a file with this name is a model and not an accompanying file."""
-    return name.endswith(".gguf") and "mmproj" not in name and not name.startswith(_DRAFTS)
+    return name.endswith(".gguf") and WORD not in name and not name.startswith(_DRAFTS)
 
 
 def models_in(folder: str) -> dict[str, Path]:

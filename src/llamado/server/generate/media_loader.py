@@ -183,11 +183,10 @@ def _prepare(read: partial[bytes], served: ServedModel) -> PreparedMedia:
 
     data = read()
     kind = kind_of(data)
-    encoder = served.encoder(kind)
-    if encoder is None:
+    if served.media is None or kind not in served.media.rates:
         raise not_supported_here(kind.value)
     try:
-        media = decode(data, kind, encoder.rate)
-        return PreparedMedia(encoder.prepare(media), len(media.data) / media.rate if media.rate else 0.0)
+        media = decode(data, kind, served.media.rates[kind])
+        return PreparedMedia(served.media.prepare(media), len(media.data) / media.rate if media.rate else 0.0)
     except MemoryError:
         raise MediaError(f"the {kind.value} needs more memory than this server has") from None

@@ -108,8 +108,7 @@ def make_request(
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
     params = served.defaults.params(preserved=constraints.preserved, **fields)
     n_predict = _bounded_n_predict(params, len(prompts) * own.get("n", 1), served.info.n_ctx)
-    marker = switches.media_marker
-    texts = [prompt_text(prompt, served.tokenizer, marker) for prompt in prompts] if show_prompts else []
+    texts = [_text(prompt, served, switches.media_marker) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
         params=dataclasses.replace(params, n_predict=n_predict),
         prompts=[prompt.tokens for prompt in prompts],
@@ -122,6 +121,12 @@ def make_request(
         **own,
         **more,
     )
+
+
+def _text(prompt: MediaPrompt, served: ServedModel, marker: str) -> str:
+    if prompt.spans:
+        return prompt_text(prompt, served.tokenizer, marker)
+    return served.tokenizer.decode(prompt.tokens, special=True)
 
 
 def _enforced_grammar(constraints: OutputConstraints, default: GrammarSource | None) -> GrammarSource | None:
