@@ -780,6 +780,10 @@ RUN = _group(
     _used("-p --prompt",
           "send this prompt, print the answer and exit; input from a pipe or file is appended (-: send standard input "
           "only)", type="str", metavar="TEXT", commands=frozenset({"run"})),
+    _used("--image", "pictures for the first prompt, comma-separated; may be repeated", type="str", many=True,
+          metavar="FILE", commands=frozenset({"run"})),
+    _used("--audio", "sounds for the first prompt, comma-separated; may be repeated", type="str", many=True,
+          metavar="FILE", commands=frozenset({"run"})),
     _used("-sys --system-prompt", "system message", type="str", metavar="TEXT", commands=frozenset({"run"}),
           dest="system_prompt"),
     _used("--url", "chat with a running server that has the OpenAI API; -m names the model", type="str", metavar="URL",

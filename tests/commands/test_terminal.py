@@ -104,6 +104,33 @@ def test_messages_accumulate_until_clear(backend: FakeBackend) -> None:
     assert handle("/system") == ["system: be brief"] and handle("/system none") == ["system: (none)"]
 
 
+def test_attached_files_go_with_the_next_question(backend: FakeBackend, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG-")
+    (tmp_path / "b.wav").write_bytes(b"RIFF1234WAVE")
+    (tmp_path / "c.mp3").write_bytes(b"ID3" + bytes(12))
+    handle = RecordedSession(backend)
+    assert handle(f"/image {tmp_path / 'a.png'}") == [f"{tmp_path / 'a.png'} goes with the next question"]
+    handle(f"/audio {tmp_path / 'b.wav'}", f"/audio {tmp_path / 'c.mp3'}", "what?", "and now?")
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORy0="}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRjEyMzRXQVZF", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": "SUQzAAAAAAAAAAAAAAAA", "format": "mp3"}},
+        {"type": "text", "text": "what?"},
+    ]
+    first = {"role": "user", "content": parts}
+    assert backend.asked == [[first], [first, assistant("answer 1"), user("and now?")]]
+    # The whole conversation can be saved and loaded, and the question asked again.
+    handle(f"/save {tmp_path / 'chat.json'}", "/clear")
+    assert handle(f"/load {tmp_path / 'chat.json'}")[0] == "4 messages loaded"
+    assert handle.session.chat.messages[0] == first
+    handle.session.chat.messages = handle.session.chat.messages[:2]
+    handle("/regen")
+    assert backend.asked[-1] == [first]
+    assert "expected a file" in handle("/image")[0] and "cannot be read" in handle("/image none.png")[0]
+    handle(f"/image {tmp_path / 'a.png'}", "/clear", "plain")
+    assert backend.asked[-1] == [user("plain")]
+
+
 def test_stopped_answer_is_kept_in_part(backend: FakeBackend) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

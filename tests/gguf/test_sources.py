@@ -22,6 +22,7 @@ from llamado.gguf import SourceError
 from llamado.gguf.sources import hub, resolve
 from llamado.gguf.sources.hub import listed_files, pick_file
 from llamado.gguf.sources.ollama import find_ollama_model
+from llamado.gguf.sources.projector import best_projector
 from llamado.outgoing import AnswerTooLarge, open_client
 
 
@@ -233,6 +234,53 @@ def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
     for name in ("model-F16.gguf", "*F16.gguf"):
         named = resolve.resolve(hf_repo="me/model-GGUF", hf_file=name, cache_dir=tmp_path)
         assert named.name == "model-F16.gguf"
+
+
+def test_hub_projector(hub_site: loopback.Site, tmp_path: Path) -> None:
+    assert resolve.resolve_projector("hf:me/model-GGUF", cache_dir=tmp_path) is None
+    loopback.add_repo(
+        hub_site, "me/vision", {"v-Q4_K_M.gguf": MODEL, "mmproj-F16.gguf": b"p16", "mmproj-F32.gguf": b"p"}
+    )
+    found = resolve.resolve_projector("hf:me/vision", cache_dir=tmp_path)
+    assert found is not None and found.read_bytes() == b"p16"
+    assert resolve.resolve_projector(hf_repo="me/vision:q4_k_m", cache_dir=tmp_path) == found
+    assert resolve.resolve("hf:me/vision", cache_dir=tmp_path).name == "v-Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "found"),
+    [
+        ("m-Q4_K_M.gguf", ["m-Q4_K_M.gguf"], None),
+        ("m-Q4_K_M.gguf", ["mmproj.txt", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        ("m-Q4_K_M.gguf", ["mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-BF16.gguf"], "mmproj-Q8_0.gguf"),
+        ("m-BF16.gguf", ["mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"], "mmproj-F16.gguf"),
+        ("a/m-Q8_0.gguf", ["b/mmproj-F16.gguf"], None),
+        ("a/m-Q8_0.gguf", ["mmproj-Q8_0.gguf", "a/mmproj-F16.gguf", "a/b/mmproj-Q8_0.gguf"], "a/mmproj-F16.gguf"),
+        ("m-Q8_0-00001-of-00002.gguf", ["mmproj-F16.gguf", "x-mmproj-q8_0.gguf"], "x-mmproj-q8_0.gguf"),
+        ("m.gguf", ["mmproj.gguf"], "mmproj.gguf"),
+        ("m-Q99999999999999999999.gguf", ["mmproj-F16.gguf"], "mmproj-F16.gguf"),
+    ],
+)
+def test_projector_beside_a_model(model: str, files: list[str], found: str | None) -> None:
+    """As in llama.cpp: the nearest folder, then the closest number of bits, then the first."""
+    assert best_projector(files, model) == found
+
+
+def test_ollama_projector(ollama: Path) -> None:
+    place = "registry.ollama.ai/library/llava/latest"
+    model = add_to_ollama(ollama, place, model_of("llama"))
+    assert resolve.resolve_projector("ollama:llava") is None
+    projector = add_to_ollama(ollama, "registry.ollama.ai/library/x/latest", b"projector")
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.model", "digest": model.name.replace("-", ":")},
+        {"mediaType": "application/vnd.ollama.image.projector", "digest": projector.name.replace("-", ":")},
+    ]
+    add_to_ollama(ollama, place, model_of("llama"), layers)
+    assert resolve.resolve_projector("ollama:llava") == projector
+    assert resolve.resolve("ollama:llava") == model
+    projector.unlink()
+    with pytest.raises(SourceError, match="is missing"):
+        resolve.resolve_projector("ollama:llava")
 
 
 def test_only_the_model_is_requested_from_the_hub(

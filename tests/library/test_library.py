@@ -259,8 +259,12 @@ def test_tool_messages_and_content_parts(llm: Llama) -> None:
         {"role": "tool", "tool_call_id": "1", "content": "done"},
     ]
     assert llm.create_chat_completion(messages, tools=[TOOL], max_tokens=2)["choices"]
-    with pytest.raises(LibraryError, match="models read text only"):
+    with pytest.raises(LlamadoError, match="x: it cannot be read"):
         llm.create_chat_completion([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+    with pytest.raises(LlamadoError, match="load it with its projector file"):
+        llm.create_chat_completion([{"role": "user", "content": [{"type": "image_url", "image_url": __file__}]}])
+    with pytest.raises(LibraryError, match="expected text, image_url or input_audio"):
+        llm.create_chat_completion([{"role": "user", "content": [{"type": "video"}]}])
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def _pull(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     from llamado.commands.options import fit_options
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
-    from llamado.gguf.sources.resolve import progress_bar
+    from llamado.gguf.sources.resolve import progress_bar, resolve_projector
     from llamado.terminal.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -146,6 +146,12 @@ def _pull(flags: ParsedFlags, namespace: argparse.Namespace) -> int:
     options = EngineOptions(fit=fit_options(flags))
     with progress_bar(console, source.name) as progress:
         path = fetch_model(source, options, progress=progress, warn=console.print, say=console.print)
+        if flags.mmproj_auto:
+            projector = resolve_projector(
+                source.spec, hf_repo=source.hf_repo, hf_file=source.hf_file, progress=progress
+            )
+            if projector is not None:
+                console.print(f"projector for pictures and sounds: {projector}")
     print(path)
     return 0
 

@@ -44,8 +44,6 @@ def prepared_chat(
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     content = given.get("content") or ""
-    if not isinstance(content, str) and any(part.get("type") != "text" for part in content):
-        raise LibraryError("a message has parts that are not text: models read text only")
     message = {**given, "content": content}
     if message.get("tool_calls"):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]

@@ -36,6 +36,7 @@ from llamado.library.errors import LibraryError
 from llamado.library.evaluation import Evaluation
 from llamado.library.grammar import LlamaGrammar
 from llamado.library.hooks import Hooks, Logits, TokenArray
+from llamado.library.media import ChatMedia
 from llamado.library.options import (
     RANDOM,
     LlamaArguments,
@@ -301,13 +302,15 @@ class Llama:
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Return the next message of a conversation in OpenAI's form, or with `stream` an iterator of its chunks.
 
-        `response_format`: {"type": "json_object"}, with "schema" a JSON schema of the content. `tool_choice`: auto,
-        none, required, or a function. Raises LlamadoError.
+        Messages may have pictures and sounds (`image_url`, `input_audio`: paths, `data:` URIs or URLs), if the model
+        was loaded with a projector file. `response_format`: {"type": "json_object"}, with "schema" a JSON schema of the
+        content. `tool_choice`: auto, none, required, or a function. Raises LlamadoError.
         """
         loaded = self._model
+        media = ChatMedia(loaded)
         prepared = prepared_chat(
             loaded.template,
-            messages,
+            media.take(messages),
             tools=tools,
             tool_choice=tool_choice,
             response_format=response_format,
@@ -318,7 +321,8 @@ class Llama:
         fields["n_probs"] = (top_logprobs or 1) if logprobs else 0
         fields |= limits(prepared, self._compiler(), loaded.tokenizer)
         answer = ChatCompletion(model or self.model_path, prepared, logprobs=bool(logprobs))
-        events = self._events(loaded.tokenize(prepared.prompt, add_special=True), fields, hooks)
+        tokens, spans = media.prompt(prepared.prompt)
+        events = self._events(tokens, fields | {"media": spans}, hooks)
         return answer.chunks(events) if stream else answer.whole(events)
 
     def _fields(

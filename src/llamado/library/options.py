@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.types import TensorType
+from llamado.library.chat_handlers import MTMDChatHandler
 from llamado.library.errors import LibraryError
 from llamado.library.hooks import LogitsProcessor, StoppingCriteria
 from llamado.models.hparams import Pooling
@@ -36,7 +37,6 @@ _ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}
 _REFUSED = {
     "vocab_only": "a model is loaded as a whole",
     "lora_base": "adapters are added while computing, whatever type the weights have",
-    "chat_handler": "chats are text, by the model's own template, or that of chat_format",
     "tokenizer": "a model's tokenizer is the one in its file",
     "functions": "tools are its successor",
     "function_call": "tool_choice is its successor",
@@ -116,6 +116,13 @@ class LlamaArguments(TypedDict, total=False):
     """Tokens that penalties look back. 64 by default."""
     spm_infill: bool
     """True if an infill prompt has the suffix first."""
+    mmproj: str | os.PathLike[str] | None
+    """The projector file for pictures and sounds, or a name of one as for `model_path`."""
+    chat_handler: MTMDChatHandler | None
+    """A handler of `llamado.library.chat_handlers`, which names the projector file."""
+    image_min_tokens: int
+    """Least and most tokens of a picture; 0: the model's own."""
+    image_max_tokens: int
     verbose: bool
     """False: log errors only. The logger is "llamado"."""
 
@@ -129,7 +136,6 @@ class LlamaArguments(TypedDict, total=False):
     # rejected, unless they are None or False
     vocab_only: bool
     lora_base: str | None
-    chat_handler: Any
     tokenizer: Any
 
 
@@ -206,6 +212,10 @@ def engine_options(given: LlamaArguments) -> EngineOptions:
         options["drafts"] = DraftOptions(kinds=("suffix",))
     if (path := given.get("lora_path")) is not None:
         options["lora"] = ((path, given.get("lora_scale", 1.0)),)
+    if (handler := given.get("chat_handler")) is not None:
+        if not isinstance(handler, MTMDChatHandler):
+            raise LibraryError("chat_handler: expected one of llamado.library.chat_handlers, as Llava15ChatHandler")
+        options.setdefault("mmproj", os.fspath(handler.clip_model_path))
     return replace(
         _DEFAULTS,
         split=_split(given),
@@ -283,6 +293,9 @@ _OPTION_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "pooling": ("pooling_type", _pooling),
     "embeddings": ("embedding", bool),
     "chat_template": ("chat_format", _template),
+    "mmproj": ("mmproj", os.fspath),
+    "image_min_tokens": ("image_min_tokens", int),
+    "image_max_tokens": ("image_max_tokens", int),
 }
 """Options of the engine: the argument of each, and its conversion."""
 

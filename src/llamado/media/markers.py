@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from llamado.text.dialects.answer import random_id
 
@@ -18,3 +20,19 @@ def new_marker() -> str:
 def server_marker() -> str:
     """Return the marker of a server: that of LLAMA_MEDIA_MARKER, or a new one."""
     return os.environ.get(VARIABLE) or new_marker()
+
+
+class MarkerPart(dict[str, Any]):
+    """The content part that replaces a picture or sound. No JSON body has one."""
+
+
+def joined(content: Sequence[Any]) -> str:
+    """Return content with markers as one text, without line feeds around the markers (`concat_content_parts`)."""
+    whole, behind_marker = "", True
+    for part in content:
+        is_marker = isinstance(part, MarkerPart)
+        if not is_marker and not behind_marker and whole:
+            whole += "\n"
+        whole += str(part["text"])
+        behind_marker = is_marker
+    return whole

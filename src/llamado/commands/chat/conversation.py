@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llamado.commands.chat.attachments import Part
 from llamado.commands.chat.backend import AnswerStats, Message
 from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import sampler_names
 from llamado.errors import LlamadoError
 
+_MEDIA_PARTS = ("image_url", "input_audio")
 _ROLES = ("system", "user", "assistant")
 _TYPES = ("boolean", "integer", "number", "seed", "texts", "samplers")
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
@@ -39,26 +41,26 @@ class Chat:
     """Changed request parameters by name."""
     answers: list[AnswerStats] = field(default_factory=list)
 
-    def with_question(self, text: str) -> list[Message]:
-        """Return all messages and a new question."""
-        return [*self.all_messages(), {"role": "user", "content": text}]
+    def with_question(self, content: str | list[Part]) -> list[Message]:
+        """Return all messages and a new question: a text, or content parts."""
+        return [*self.all_messages(), {"role": "user", "content": content}]
 
     def all_messages(self) -> list[Message]:
         """Return all messages, starting with the system message."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
-    def add_turn(self, question: str, answer: str, reasoning: str) -> None:
+    def add_turn(self, question: str | list[Part], answer: str, reasoning: str) -> None:
         """Append a question and its answer, which may be incomplete."""
         message = {"role": "assistant", "content": answer}
         if reasoning:
             message["reasoning_content"] = reasoning
         self.messages = [*self.messages, {"role": "user", "content": question}, message]
 
-    def last_question(self) -> tuple[list[Message], str]:
+    def last_question(self) -> tuple[list[Message], str | list[Part]]:
         """Return the messages before the last question, and the question. Raises ChatError."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at]["role"] == "user":
-                return self.messages[:at], str(self.messages[at]["content"])
+                return self.messages[:at], self.messages[at]["content"]
         raise ChatError("there is no answer yet to generate again")
 
     def set(self, name: str, text: str) -> None:
@@ -139,9 +141,18 @@ def _value(row: Parameter, text: str) -> Any:
 
 def _checked(message: Any) -> Message:
     role, content = message["role"], message["content"]
-    if role not in _ROLES or not isinstance(content, str):
+    if role not in _ROLES or not (isinstance(content, str) or _are_parts(content)):
         raise ValueError
     kept = {"role": role, "content": content}
     if message.get("reasoning_content"):
         kept["reasoning_content"] = str(message["reasoning_content"])
     return kept
+
+
+def _are_parts(content: Any) -> bool:
+    """Return True for content parts as /save writes them."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and (isinstance(part.get("text"), str) if part.get("type") == "text" else part.get("type") in _MEDIA_PARTS)
+        for part in content
+    )

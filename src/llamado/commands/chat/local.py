@@ -8,6 +8,7 @@ from typing import Any
 
 from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message
 from llamado.engine.loaded_model import MOST_TOKENS, LoadedModel
+from llamado.library.media import ChatMedia
 from llamado.text.dialects import Conversation, Reasoning, prepare
 from llamado.text.dialects.answer import AnswerReader, CallPart
 
@@ -24,7 +25,8 @@ class LocalBackend:
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
         llama, options = self._llama, dict(settings)
-        plain = [{"role": one["role"], "content": one["content"]} for one in messages]
+        media = ChatMedia(llama)
+        plain = media.take([{"role": one["role"], "content": one["content"]} for one in messages])
         prepared = prepare(llama.template, Conversation(messages=plain, parse_tool_calls=False))
         seen = [llama.tokenize(text) for text in prepared.preserved]
         options["preserved"] = frozenset(tokens[0] for tokens in seen if len(tokens) == 1)
@@ -32,7 +34,8 @@ class LocalBackend:
             options["stop"] = [*options.get("stop", llama.defaults.stop), *prepared.stops]
         reader = AnswerReader(prepared.parser(), prepared.given)
         began, first = time.perf_counter(), None
-        events = llama.events(llama.tokenize(prepared.prompt, add_special=True), **options)
+        tokens, spans = media.prompt(prepared.prompt)
+        events = llama.events(tokens, media=spans, **options)
         try:
             while True:
                 parts = reader.push(next(events).text)

@@ -20,6 +20,7 @@ from llamado.terminal.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from llamado.commands.chat.attachments import Part
     from llamado.commands.chat.backend import ChatBackend
     from llamado.commands.chat.screen import Screen
 
@@ -31,25 +32,38 @@ def run_chat(flags: ParsedFlags, spec: str | None) -> int:
     """Answer once, or chat until the user quits, and return the exit code. Raises LlamadoError, KeyboardInterrupt."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     question = _question(flags)
+    from llamado.commands.chat.attachments import with_attachments
     from llamado.commands.chat.conversation import Chat
+
+    attached = _attached(flags)
 
     backend = _remote(flags, spec) if flags.url else _here(flags, spec)
     try:
         chat = Chat(system=flags.system_prompt or "", settings=_given(flags))
         if question is not None:
-            return _answer_once(backend, chat, question, markdown=flags.markdown)
-        _converse(backend, chat, markdown=flags.markdown)
+            return _answer_once(backend, chat, with_attachments(question, attached), markdown=flags.markdown)
+        _converse(backend, chat, attached, markdown=flags.markdown)
         return 0
     finally:
         backend.close()
 
 
-def _answer_once(backend: ChatBackend, chat: Any, question: str, *, markdown: bool) -> int:
+def _attached(flags: ParsedFlags) -> list[Part]:
+    """Return the pictures and sounds of `--image` and `--audio`. Raises MediaError."""
+    from llamado.commands.chat.attachments import attachment
+    from llamado.commands.split_options import listed
+    from llamado.media.media import MediaKind
+
+    given = ((MediaKind.IMAGE, flags.image), (MediaKind.AUDIO, flags.audio))
+    return [attachment(path, kind) for kind, paths in given for path in listed(paths or [])]
+
+
+def _answer_once(backend: ChatBackend, chat: Any, question: str | list[Part], *, markdown: bool) -> int:
     shown = screen_of(markdown=markdown).show(backend.answer(chat.with_question(question), chat.settings))
     return 0 if shown.stats is not None else 128 + signal.SIGINT
 
 
-def _converse(backend: ChatBackend, chat: Any, *, markdown: bool) -> None:
+def _converse(backend: ChatBackend, chat: Any, attached: list[Part], *, markdown: bool) -> None:
     from llamado.commands.chat.keyboard import PromptReader, history_file
     from llamado.commands.chat.session import ChatSession
 
@@ -60,6 +74,7 @@ def _converse(backend: ChatBackend, chat: Any, *, markdown: bool) -> None:
         print(f"{dim}{printable(line)}{plain}", file=sys.stderr, flush=True)
 
     session, reader = ChatSession(backend, chat, screen_of(markdown=markdown), say), PromptReader(history_file())
+    session.attach(attached)
     say(f"{backend.name}: /help shows the commands, Ctrl-C stops an answer, Ctrl-D quits")
     for note in backend.notes:
         say(note)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamado.commands.chat.attachments import Part, attachment, question_of, with_attachments
 from llamado.commands.chat.backend import AnswerStats, ChatBackend, Message
 from llamado.commands.chat.conversation import SETTABLE, Chat, ChatError, settable
 from llamado.commands.chat.screen import Screen
 from llamado.engine.errors import ContextExceeded
 from llamado.errors import LlamadoError
+from llamado.media.media import MediaKind
 from llamado.terminal.text import printable
 
 Say = Callable[[str], None]
@@ -23,6 +25,8 @@ class ChatSession:
     def __init__(self, backend: ChatBackend, chat: Chat, screen: Screen, say: Say) -> None:
         self._backend, self.chat, self._screen, self._say = backend, chat, screen, say
         self._first_system = chat.system
+        self._attached: list[Part] = []
+        """Pictures and sounds for the next question."""
         self.is_over = False
         """True after /exit."""
 
@@ -33,13 +37,18 @@ class ChatSession:
             if text.startswith("/") and "\n" not in text:
                 self._run_command(text)
             else:
-                self._ask(self.chat.messages, text)
+                self._ask(self.chat.messages, with_attachments(text, self._attached))
+                self._attached = []
         except LlamadoError as error:
             self._say(f"llamado: {error}")
             if isinstance(error, ContextExceeded):
                 self._say("/clear starts a new conversation")
 
-    def _ask(self, before: Sequence[Message], question: str) -> None:
+    def attach(self, parts: Sequence[Part]) -> None:
+        """Add pictures and sounds to the next question."""
+        self._attached += parts
+
+    def _ask(self, before: Sequence[Message], question: str | list[Part]) -> None:
         asked = Chat(system=self.chat.system, messages=[*before])
         shown = self._screen.show(self._backend.answer(asked.with_question(question), self.chat.settings))
         if not shown.text and not shown.reasoning and shown.stats is None:
@@ -92,7 +101,7 @@ class ChatSession:
         self._say(f"{len(self.chat.messages)} messages loaded")
         if self.chat.messages:
             last = self.chat.messages[-1]
-            self._say(f"{last['role']}: {_short(printable(str(last['content'])))}")
+            self._say(f"{last['role']}: {_short(printable(question_of(last['content'])[0]))}")
 
     def set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -104,6 +113,18 @@ class ChatSession:
         for row in [settable(name)] if name else SETTABLE.values():
             now = self.chat.settings.get(row.name, "default")
             self._say(f"  {row.name:20} {now!s:10} {row.help}")
+
+    def image(self, text: str) -> None:
+        self._attach("/image", text, MediaKind.IMAGE)
+
+    def audio(self, text: str) -> None:
+        self._attach("/audio", text, MediaKind.AUDIO)
+
+    def _attach(self, command: str, text: str, kind: MediaKind) -> None:
+        if not text:
+            raise ChatError(f"{command}: expected a file")
+        self.attach([attachment(text, kind)])
+        self._say(f"{text} goes with the next question")
 
     def stats(self, _: str) -> None:
         answers = self.chat.answers
@@ -128,7 +149,7 @@ class ChatSession:
         raise ChatError("there is no answer yet")
 
     def clear(self, _: str) -> None:
-        self.chat.messages, self.chat.system = [], self._first_system
+        self.chat.messages, self.chat.system, self._attached = [], self._first_system, []
         self._say("new conversation")
 
     def exit(self, _: str) -> None:
@@ -149,6 +170,8 @@ class ChatCommand:
 CHAT_COMMANDS = (
     ChatCommand("/help", "", "show this help", ChatSession.help, ("/?",)),
     ChatCommand("/system", "[TEXT]", "set the system message (none: remove it), or show it", ChatSession.system),
+    ChatCommand("/image", "FILE", "attach a picture to the next question", ChatSession.image),
+    ChatCommand("/audio", "FILE", "attach a sound to the next question", ChatSession.audio),
     ChatCommand("/regen", "", "answer the last question again", ChatSession.regen),
     ChatCommand("/save", "FILE", "save the conversation", ChatSession.save),
     ChatCommand("/load", "FILE", "load a saved conversation", ChatSession.load),

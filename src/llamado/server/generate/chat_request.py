@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from llamado.media.markers import MarkerPart, joined
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.constraints import OutputConstraints, ReasoningBudget, preserved_tokens
 from llamado.server.generate.fields import read_fields
@@ -19,7 +20,7 @@ from llamado.server.generate.json_values import (
     text,
     type_name,
 )
-from llamado.server.generate.media_parts import ChatMedia, MarkerPart, joined
+from llamado.server.generate.media_parts import ChatMedia
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.model import ServedModel

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamado.media.markers import new_marker
+from llamado.media.markers import MarkerPart, new_marker
 from llamado.media.media import MediaKind
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
@@ -46,10 +46,6 @@ class MediaReference:
     text: str
     role: str = "image"
     """The word for it in errors."""
-
-
-class MarkerPart(dict[str, Any]):
-    """The content part that replaces a picture or sound. No JSON body has one."""
 
 
 @dataclass(slots=True)
@@ -122,18 +118,6 @@ def _source(value: Any, name: str, kind: MediaKind) -> str:
         hint = "{'url': 'data:image/png;base64,…'}" if kind is MediaKind.IMAGE else "{'data': '…base64…'}"
         raise invalid(f"'{name}' must be {hint}")
     return value
-
-
-def joined(content: Sequence[Any]) -> str:
-    """Return content with markers as one text, without line feeds around the markers (`concat_content_parts`)."""
-    whole, behind_marker = "", True
-    for part in content:
-        is_marker = isinstance(part, MarkerPart)
-        if not is_marker and not behind_marker and whole:
-            whole += "\n"
-        whole += str(part["text"])
-        behind_marker = is_marker
-    return whole
 
 
 @dataclass(slots=True)
