@@ -30,6 +30,7 @@ def test_other_paths_are_not_found() -> None:
 def test_the_policy_allows_scripts_of_the_server_only() -> None:
     policy = dict(part.split(" ", 1) for part in client.get("/").headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["img-src"] == "'self' blob:" and policy["media-src"] == "blob:"
     assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
 
 

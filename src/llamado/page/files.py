@@ -32,13 +32,15 @@ _TYPES = {
     ".webmanifest": "application/manifest+json",
 }
 # Scripts come from the server's own files only. Elements may have inline styles (a bar's width, spacing of a formula);
-# images may be user attachments; `trusted-types` keeps text from becoming a script.
+# pictures and sounds may be attachments, which the page shows from `blob:` URLs; `trusted-types` keeps text from
+# becoming a script.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
+        "img-src 'self' blob:",
+        "media-src blob:",
         "font-src 'self'",
         "connect-src 'self'",
         "worker-src 'self'",
@@ -55,7 +57,7 @@ _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
 }
 # Ollama clients, which accept JSON, request / to check that a server runs.
 _PAGE_TYPES = ("text/", "*/*")
