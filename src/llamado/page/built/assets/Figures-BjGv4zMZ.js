@@ -1,1 +1,0 @@
-import{t as e}from"./jsxRuntime-3cpKIgeS.js";function t({label:t,children:n}){return e(`dl`,{class:`figures`,"aria-label":t,children:n})}function n({title:t,value:n,more:r,kind:i=``}){return e(`div`,{class:`figure ${i}`,children:[e(`dt`,{children:t}),e(`dd`,{children:[e(`strong`,{children:n}),` `,r]})]})}export{t as n,n as t};
