@@ -29,7 +29,9 @@ def browser() -> Iterator[Browser]:
     expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         # As root, as in containers, Chromium runs only without its sandbox; it opens only our own page.
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        # The fake microphone beeps.
+        arguments = ["--no-sandbox", "--use-fake-device-for-media-stream"]
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield found
         found.close()
 

@@ -15,6 +15,9 @@ export function explain(error: unknown, again: string): string {
   if (type === "exceed_context_size_error") {
     return `This is longer than the model's context: ${withoutPeriod(message)}. Shorten it, start a new chat, or restart the server with a larger --ctx-size.`;
   }
+  if (status === 413) {
+    return `This chat is larger than the server accepts: ${withoutPeriod(message)}. Delete messages with pictures or sounds, or start a new chat.`;
+  }
   if (status === 503 && message.startsWith("Loading model")) return `The model is still loading. Wait until it is ready, then ${again}.`;
   if (status === 429 || status === 503) return `The server is busy: ${withoutPeriod(message)}. Wait a moment, then ${again}.`;
   if (status < 500) return `The server rejected this: ${withoutPeriod(message)}. Change the text or the settings, then ${again}.`;

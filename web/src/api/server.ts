@@ -24,6 +24,13 @@ export interface ModelEntry {
   id: string;
   /** Load state of a router's model: loaded, loading, unloaded, … */
   status?: { value: string };
+  architecture?: { input_modalities?: string[] };
+}
+
+/** Input that a model accepts besides text. */
+export interface Modalities {
+  image: boolean;
+  audio: boolean;
 }
 
 export type Health =
@@ -49,6 +56,21 @@ export function modelFor(chosen: string): string {
   if (!isRouter.value && all.length < 2) return "";
   const found = all.find((one) => one.id === chosen) ?? all.find((one) => one.status?.value === "loaded") ?? all[0];
   return found?.id ?? chosen;
+}
+
+/** Return the input that a model accepts. A router's model that is not loaded accepts any; the server rejects what it cannot use. */
+export function modalitiesOf(model: string): Modalities {
+  const { vision = false, audio = false } = props.value.modalities ?? {};
+  if (!isRouter.value) return { image: vision, audio };
+  const entry = models.value.find((one) => one.id === model);
+  if (entry?.status?.value !== "loaded") return { image: true, audio: true };
+  const accepted = entry.architecture?.input_modalities ?? [];
+  return { image: accepted.includes("image"), audio: accepted.includes("audio") };
+}
+
+/** Return true if a request for a model does not have to load it first. */
+export function isModelLoaded(model: string): boolean {
+  return !isRouter.value || models.value.find((one) => one.id === model)?.status?.value === "loaded";
 }
 
 /** The server's fallback template for models without one (`CHATML` in Python). */

@@ -11,7 +11,7 @@ export function AnswerStats({ stats, isStreaming = false }: { stats: Stats; isSt
       </span>
       <span title="generated tokens">{tokens} tokens</span>
       <span title="time to first token">first token {formatSeconds(firstTokenMs / 1000)}</span>
-      <span title="prompt tokens, and how many of them came from the cache">
+      <span title="prompt tokens, including those of pictures and sounds, and how many of them came from the cache">
         prompt {promptTokens}
         {cachedTokens > 0 && `, ${cachedTokens} cached`}
       </span>

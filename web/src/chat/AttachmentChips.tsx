@@ -1,29 +1,39 @@
 import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
-import type { Attachment } from "./tree";
+import { MediaView } from "../media/MediaView";
+import { type Attachment, isMedia } from "./tree";
 
-interface Props {
-  files: readonly Attachment[];
-  onChange: (files: Attachment[]) => void;
+interface Props<File extends Attachment> {
+  files: readonly File[];
+  onChange: (files: File[]) => void;
 }
 
 /** Attached files, each with a button that removes it. */
-export function AttachmentChips({ files, onChange }: Props) {
+export function AttachmentChips<File extends Attachment>({ files, onChange }: Props<File>) {
   return (
     <>
-      {files.map((one, index) => (
-        <span key={index} class="chip">
-          {displayText(one.name)}
+      {files.map((one, index) => {
+        const remove = (
           <button
-            class="quiet small"
+            class="quiet small remove"
             type="button"
             aria-label={`Remove ${one.name}`}
             onClick={() => onChange(files.filter((_, other) => other !== index))}
           >
             <Icon name="close" />
           </button>
-        </span>
-      ))}
+        );
+        return isMedia(one) ? (
+          <MediaView key={index} file={one}>
+            {remove}
+          </MediaView>
+        ) : (
+          <span key={index} class="chip">
+            {displayText(one.name)}
+            {remove}
+          </span>
+        );
+      })}
     </>
   );
 }

@@ -1,8 +1,9 @@
 // The chat view: conversations on the left, the current one in the middle, settings on the right.
 import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { props } from "../api/server";
+import { modelFor, props } from "../api/server";
 import { displayText } from "../markdown/displayText";
+import { PictureDialog } from "../media/MediaView";
 import { route } from "../shell/route";
 import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
@@ -14,7 +15,7 @@ import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { changeSettings, current, openConversation, readConversations, shownSettings } from "./store";
+import { changeSettings, current, openConversation, readConversations, shownSettings, storageFailure } from "./store";
 import "./chat.css";
 
 /** The panel that is open; on a narrow screen it covers the conversation. */
@@ -63,12 +64,13 @@ export function Chat() {
           </button>
         </div>
         <MessageList />
-        {failure.value && (
-          <p class="notice" role="alert">
-            {failure.value}
+        {[failure.value, storageFailure.value].filter(Boolean).map((text) => (
+          <p key={text} class="notice" role="alert">
+            {text}
           </p>
-        )}
-        <Composer place={route.value[1] || "new"} busy={busy.value} onStop={stop} onSend={send} />
+        ))}
+        <Composer place={route.value[1] || "new"} busy={busy.value} onStop={stop} onSend={send} models={[modelFor(settings.model)]} />
+        <PictureDialog />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>

@@ -1,10 +1,15 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { isModelLoaded, type Modalities, modalitiesOf } from "../api/server";
+import { readMedia } from "../media/read";
+import { Recorder } from "../media/Recorder";
+import { countTokens } from "../media/tokens";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
+import { AttachButton } from "./AttachButton";
 import { AttachmentChips } from "./AttachmentChips";
 import { readAttachment } from "./attachments";
 import { draftAttachments, draftText, dropDraft, setDraftAttachments, setDraftText } from "./drafts";
-import type { Attachment } from "./tree";
+import { type Attachment, isMedia, type MediaFile } from "./tree";
 
 interface Props {
   /** True while an answer streams: it can be stopped, and nothing can be sent. */
@@ -13,27 +18,77 @@ interface Props {
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
   /** Owner of the draft: a chat's id, or a view. A new place shows its own draft and focuses the field. */
   place: string;
+  /** Models that get the message, as requests name them. */
+  models: readonly string[];
 }
 
 /** True if the device has a keyboard: on a touch screen, focus would open an on-screen keyboard over half of the page. */
 const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
 
+/** Return the input that all models accept. */
+function acceptedByAll(models: readonly string[]): Modalities {
+  const all = models.map(modalitiesOf);
+  return { image: all.every((one) => one.image), audio: all.every((one) => one.audio) };
+}
+
+function hasFiles(data: DataTransfer | null): data is DataTransfer {
+  return data?.types.includes("Files") ?? false;
+}
+
+/** Return true if the clipboard holds text. Office programs add a picture of it. */
+function hasFormattedText(data: DataTransfer): boolean {
+  return data.types.includes("text/plain") && data.types.includes("text/html");
+}
+
 /** Input for a message: Enter sends, Shift+Enter starts a new line; files can be attached, dropped or pasted. */
-export function Composer({ busy, onStop, onSend, place }: Props) {
+export function Composer({ busy, onStop, onSend, place, models }: Props) {
   const field = useRef<HTMLTextAreaElement>(null);
-  const file = useRef<HTMLInputElement>(null);
+  const form = useRef<HTMLFormElement>(null);
+  /** Settled once all chosen files are read; null if there are none to read. */
+  const reading = useRef<Promise<void> | null>(null);
+  const shownPlace = useRef(place);
+  shownPlace.current = place;
   const attachments = draftAttachments(place);
+  const accepts = acceptedByAll(models);
   const [status, setStatus] = useState("");
+  const [announced, setAnnounced] = useState("");
   const [over, setOver] = useState(false);
+  const [records, setRecords] = useState(false);
 
   useLayoutEffect(() => {
     field.current!.value = draftText(place);
     fit();
     setStatus("");
+    setRecords(false);
   }, [place]);
   useEffect(() => {
     if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
   }, [place]);
+  useEffect(() => {
+    // Files dropped anywhere else would replace the page.
+    const onDragOver = (event: DragEvent) => {
+      if (!hasFiles(event.dataTransfer)) return;
+      event.preventDefault();
+      setOver(true);
+    };
+    const onDragLeave = (event: DragEvent) => {
+      if (!event.relatedTarget) setOver(false);
+    };
+    const onDrop = (event: DragEvent) => {
+      if (!hasFiles(event.dataTransfer)) return;
+      event.preventDefault();
+      setOver(false);
+      attach([...event.dataTransfer.files]);
+    };
+    addEventListener("dragover", onDragOver);
+    addEventListener("dragleave", onDragLeave);
+    addEventListener("drop", onDrop);
+    return () => {
+      removeEventListener("dragover", onDragOver);
+      removeEventListener("dragleave", onDragLeave);
+      removeEventListener("drop", onDrop);
+    };
+  });
 
   function fit() {
     const area = field.current!;
@@ -44,6 +99,11 @@ export function Composer({ busy, onStop, onSend, place }: Props) {
   function submit(event: Event) {
     event.preventDefault();
     const text = field.current!.value.trim();
+    if (reading.current) {
+      // The message follows once its files are read, unless the user opened another chat.
+      void reading.current.then(() => shownPlace.current === place && form.current?.requestSubmit());
+      return;
+    }
     if (busy || (!text && !attachments.length)) return;
     field.current!.value = "";
     fit();
@@ -52,50 +112,80 @@ export function Composer({ busy, onStop, onSend, place }: Props) {
     void onSend(text, [...attachments]);
   }
 
-  async function attach(files: Iterable<File>) {
+  function attach(files: readonly File[]) {
+    const all = Promise.all([reading.current, readAll(files)]).then(() => {
+      if (reading.current === all) reading.current = null;
+    });
+    reading.current = all;
+  }
+
+  async function readAll(files: readonly File[]) {
+    const problems: string[] = [];
     for (const one of files) {
       try {
         setStatus(`Reading ${one.name}…`);
-        const read = await readAttachment(one);
+        const media = await readMedia(one, accepts);
+        const read = media ?? (await readAttachment(one));
         setDraftAttachments(place, [...draftAttachments(place), read]);
-        setStatus("");
+        setAnnounced(`${one.name} is attached`);
+        if (media) void showTokens(media);
       } catch (error) {
-        setStatus(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
+        problems.push(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
       }
     }
-    if (file.current) file.current.value = "";
+    setStatus(problems.join(" "));
+  }
+
+  /** Add the number of tokens to an attached file once the server has counted them. */
+  async function showTokens(file: MediaFile) {
+    const [model = ""] = models;
+    if (models.some((one) => one !== model) || !isModelLoaded(model)) return;
+    const tokens = await countTokens(file, model);
+    if (tokens === undefined) return;
+    setDraftAttachments(
+      place,
+      draftAttachments(place).map((one) => (one === file ? { ...file, tokens } : one)),
+    );
+  }
+
+  function removed(left: Attachment[]) {
+    setDraftAttachments(place, left);
+    setAnnounced("");
+    if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
+  }
+
+  function endRecording(problem: string) {
+    setRecords(false);
+    setStatus(problem);
+    if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
   }
 
   return (
-    <form
-      class={`composer ${over ? "over" : ""}`}
-      onSubmit={submit}
-      onDragOver={(event) => (event.preventDefault(), setOver(true))}
-      onDragLeave={() => setOver(false)}
-      onDrop={(event) => {
-        event.preventDefault();
-        setOver(false);
-        void attach(event.dataTransfer?.files ?? []);
-      }}
-    >
+    <form ref={form} class={`composer ${over ? "over" : ""}`} onSubmit={submit}>
       <div class="composer-box">
-        {(attachments.length > 0 || status) && (
-          <div class="attachments" role="status">
-            <AttachmentChips files={attachments} onChange={(files) => setDraftAttachments(place, files)} />
-            {status}
+        {attachments.length > 0 && (
+          <div class="attachments">
+            <AttachmentChips files={attachments} onChange={removed} />
           </div>
         )}
-        <div class="composer-row">
-          <IconButton icon="plus" label="Attach files" onClick={() => file.current?.click()} />
-          <input
-            ref={file}
-            class="hidden"
-            type="file"
-            multiple
-            tabIndex={-1}
-            aria-label="Files to attach"
-            onChange={(event) => void attach([...(event.currentTarget.files ?? [])])}
+        <p class="composer-status" role="status">
+          {status}
+        </p>
+        <p class="hidden" role="status">
+          {announced}
+        </p>
+        {records && (
+          <Recorder
+            onError={endRecording}
+            onDone={(sound) => {
+              endRecording("");
+              if (sound) attach([new File([sound], recordingName(draftAttachments(place)), { type: sound.type })]);
+            }}
           />
+        )}
+        <div class="composer-row">
+          <AttachButton accepts={accepts} onFiles={attach} />
+          {accepts.audio && <IconButton icon="mic" label="Record sound" disabled={records} onClick={() => setRecords(true)} />}
           <label class="hidden" for="message">
             Message
           </label>
@@ -111,11 +201,9 @@ export function Composer({ busy, onStop, onSend, place }: Props) {
               fit();
             }}
             onPaste={(event) => {
-              const files = [...(event.clipboardData?.files ?? [])];
-              if (files.length) {
-                event.preventDefault();
-                void attach(files);
-              }
+              if (!hasFiles(event.clipboardData) || hasFormattedText(event.clipboardData)) return;
+              event.preventDefault();
+              attach([...event.clipboardData.files]);
             }}
             onKeyDown={(event) => {
               if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
@@ -137,4 +225,10 @@ export function Composer({ busy, onStop, onSend, place }: Props) {
       </div>
     </form>
   );
+}
+
+/** Return a name that no recording of the draft has. */
+function recordingName(attachments: readonly Attachment[]): string {
+  const recordings = attachments.filter((one) => isMedia(one) && one.name.startsWith("recording"));
+  return `recording ${recordings.length + 1}.wav`;
 }

@@ -1,5 +1,5 @@
 import { useRef } from "preact/hooks";
-import { isRouter, modelFor, models, isBaseModel, props } from "../api/server";
+import { isRouter, type Modalities, modalitiesOf, modelFor, models, isBaseModel, props } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { Logo } from "../shell/Logo";
 import { address } from "../shell/route";
@@ -61,11 +61,17 @@ const EXAMPLES: [title: string, prompt: string][] = [
   ["Plan a day", "Plan a day in a city by the sea: morning, noon and evening, as a short list."],
 ];
 
+function inputOf({ image, audio }: Modalities): string {
+  const kinds = [image && "pictures", audio && "sounds"].filter(Boolean);
+  return kinds.length ? `accepts ${kinds.join(" and ")}` : "";
+}
+
 function Welcome() {
   const name = isRouter.value ? modelFor(shownSettings().model) : props.value.model_alias;
   const context = props.value.default_generation_settings?.n_ctx;
   const facts = [
     context ? `${context.toLocaleString("en")} tokens of context` : "",
+    isRouter.value ? "" : inputOf(modalitiesOf("")),
     isRouter.value ? `${models.value.length} models to choose from` : "",
     "chats are stored in this browser only",
   ].filter(Boolean);

@@ -3,6 +3,7 @@ import { useRef, useState } from "preact/hooks";
 import { modelFor, models } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
+import { MediaRow } from "../media/MediaView";
 import { askConfirmation } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
@@ -13,7 +14,7 @@ import { saveMessage, removeMessage, shownSettings } from "./store";
 import { ToolCalls } from "./ToolCalls";
 import { AnswerStats } from "./AnswerStats";
 import { Reasoning } from "./Reasoning";
-import { type Message, type Messages, versions } from "./tree";
+import { isText, type Message, type Messages, versions } from "./tree";
 
 interface Props {
   message: Message;
@@ -40,7 +41,8 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
           {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? "Tool result" : displayText(name)}
         </div>
       )}
-      {message.attachments?.map((one, index) => (
+      <MediaRow attachments={message.attachments} />
+      {message.attachments?.filter(isText).map((one, index) => (
         <details key={index} class="attached">
           <summary>
             <Icon name="file" /> {displayText(one.name)}

@@ -5,7 +5,8 @@ import { Icon } from "../ui/Icon";
 import { askConfirmation } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
 import { isBusy } from "./actions";
-import { conversations, current, exportConversations, importConversations, isListLoaded, removeConversation, rename, search } from "./store";
+import { conversations, current, isListLoaded, removeConversation, rename, search } from "./store";
+import { exportConversations, importConversations } from "./transfer";
 import type { Conversation } from "./tree";
 
 const DAY_MS = 86_400_000;
@@ -55,12 +56,21 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
     const chosen = file.current?.files?.[0];
     if (!chosen) return;
     try {
-      const count = await importConversations(JSON.parse(await chosen.text()));
+      const count = await importConversations(await chosen.text());
       setStatus(`${count} conversation${count === 1 ? "" : "s"} imported`);
     } catch (error) {
       setStatus(error instanceof SyntaxError ? "This file is not JSON." : (error as Error).message);
     }
     file.current!.value = "";
+  }
+
+  async function exportAll() {
+    try {
+      const all = await exportConversations(conversations.value.map((one) => one.id));
+      download(`llamado-chats-${new Date().toISOString().slice(0, 10)}.json`, all);
+    } catch (error) {
+      setStatus(`The chats were not exported: ${(error as Error).message}`);
+    }
   }
 
   const listed = conversations.value.filter((one) => !found || found.has(one.id));
@@ -113,16 +123,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
         {!listed.length && isListLoaded.value && <li class="chats-head">{found ? "Nothing found" : "Chats are stored in this browser only."}</li>}
       </ul>
       <div class="sidebar-foot">
-        <button
-          class="quiet small"
-          type="button"
-          disabled={!conversations.value.length}
-          onClick={() =>
-            void exportConversations(conversations.value.map((one) => one.id)).then((all) =>
-              download(`llamado-chats-${new Date().toISOString().slice(0, 10)}.json`, all),
-            )
-          }
-        >
+        <button class="quiet small" type="button" disabled={!conversations.value.length} onClick={() => void exportAll()}>
           Export
         </button>
         <button class="quiet small" type="button" onClick={() => file.current?.click()}>
@@ -132,7 +133,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
           ref={file}
           class="hidden"
           type="file"
-          accept="application/json,.json"
+          accept="application/json,.json,.jsonl"
           aria-label="Chat file"
           tabIndex={-1}
           onChange={() => void importFile()}

@@ -1,11 +1,11 @@
-// Attached files as text, the only form that requests can contain.
-import type { Attachment } from "./tree";
+// Attached files as text.
+import type { TextFile } from "./tree";
 
 const MAX_TEXT = 2_000_000; // bytes
 const MAX_PDF = 50_000_000;
 
-/** Read a file. Throws an Error that names the problem. */
-export async function readAttachment(file: File): Promise<Attachment> {
+/** Read a text file or the text of a PDF. Throws an Error that names the problem. */
+export async function readAttachment(file: File): Promise<TextFile> {
   const isPdf = file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf");
   const most = isPdf ? MAX_PDF : MAX_TEXT;
   if (file.size > most) throw new Error(`larger than ${most / 1e6} MB`);

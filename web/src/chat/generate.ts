@@ -2,7 +2,8 @@
 import { stream } from "../api/http";
 import { isBaseModel } from "../api/server";
 import { requestFields, type Settings } from "./settings";
-import type { Attachment, Ending, Message, Stats, TokenProbs, ToolCall } from "./tree";
+import { toBase64, toDataUri } from "../media/dataUri";
+import { type Attachment, type Ending, isMedia, isText, type MediaFile, type Message, type Stats, type TextFile, type TokenProbs, type ToolCall } from "./tree";
 
 const MAX_BASE_MODEL_TOKENS = 1024; // as in `llamado run`
 
@@ -57,19 +58,32 @@ export interface GenerateOptions {
   onUpdate: (answer: Answer) => void;
 }
 
-/** Return a text with its attachments, as sent to the model. */
-export function withAttachments(content: string, attachments: readonly Attachment[] = []): string {
-  const files = attachments.map(({ name, text }) => `File: ${name}\n\`\`\`\n${text}\n\`\`\``);
-  return [...files, content].join("\n\n");
+function fileText({ name, text }: TextFile): string {
+  return `File: ${name}\n\`\`\`\n${text}\n\`\`\``;
 }
 
-function asMessage(message: Message): Record<string, unknown> {
+/** Return a picture or sound as a part of a message. */
+export async function mediaPart({ blob }: MediaFile): Promise<Record<string, unknown>> {
+  if (blob.type.startsWith("image/")) return { type: "image_url", image_url: { url: await toDataUri(blob) } };
+  const format = blob.type === "audio/mpeg" ? "mp3" : blob.type.slice("audio/".length);
+  return { type: "input_audio", input_audio: { data: await toBase64(blob), format } };
+}
+
+/** Return a text with its attachments, as sent to the model: text, or parts if there are pictures or sounds. */
+export async function withAttachments(content: string, attachments: readonly Attachment[] = []): Promise<unknown> {
+  const files = attachments.filter(isText);
+  if (files.length === attachments.length) return [...files.map(fileText), content].join("\n\n");
+  const parts = attachments.map((one) => (isMedia(one) ? mediaPart(one) : { type: "text", text: `${fileText(one)}\n\n` }));
+  return Promise.all(content ? [...parts, { type: "text", text: content }] : parts);
+}
+
+async function asMessage(message: Message): Promise<Record<string, unknown>> {
   if (message.role === "tool") {
     return { role: "tool", tool_call_id: message.toolCallId, content: message.content };
   }
   const plain: Record<string, unknown> = {
     role: message.role,
-    content: withAttachments(message.content, message.attachments),
+    content: await withAttachments(message.content, message.attachments),
   };
   if (message.reasoning) plain["reasoning_content"] = message.reasoning;
   if (message.toolCalls?.length) {
@@ -91,7 +105,7 @@ export async function generate({ messages, settings, serverTools, signal, onUpda
   const body = {
     ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
     ...requestFields(settings, serverTools),
-    messages: [...system, ...messages.map(asMessage)],
+    messages: [...system, ...(await Promise.all(messages.map(asMessage)))],
     stream: true,
     return_progress: true,
     timings_per_token: true,

@@ -2,7 +2,7 @@ import "fake-indexeddb/auto";
 import { beforeAll, expect, test, vi } from "vitest";
 
 vi.stubGlobal("localStorage", { getItem: () => null, setItem: () => undefined });
-const store = await import("./store");
+const store = { ...(await import("./store")), ...(await import("./transfer")) };
 const { NO_SETTINGS } = await import("./settings");
 
 function message(id: string, parent: string | null, content: string) {
@@ -34,16 +34,16 @@ test("searches titles and messages", async () => {
 
 test("imports an exported file as copies", async () => {
   const before = store.conversations.value.map((one) => one.id);
-  const file = JSON.parse(JSON.stringify(await store.exportConversations(before)));
+  const file = JSON.stringify(await store.exportConversations(before));
   expect(await store.importConversations(file)).toBe(1);
   const copy = store.conversations.value.find((one) => !before.includes(one.id))!;
   await store.openConversation(copy.id);
   const { path } = await import("./tree");
   expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
-  await expect(store.importConversations({ format: "other" })).rejects.toThrow("no conversations");
+  await expect(store.importConversations('{"format": "other"}')).rejects.toThrow("no conversations");
   const loop = { id: "m", parent: "m", role: "user", content: "x" };
   for (const conversations of [3, [null], [{}], [{ conversation: { title: "x" }, messages: [null] }], [{ conversation: { title: "x" }, messages: [loop] }]]) {
-    await expect(store.importConversations({ format: "llamado-conversations", version: 1, conversations })).rejects.toThrow(/conversation/);
+    await expect(store.importConversations(JSON.stringify({ format: "llamado-conversations", version: 1, conversations }))).rejects.toThrow(/conversation/);
   }
   await store.removeConversation(copy.id);
   expect(store.conversations.value.map((one) => one.id)).toEqual(before);

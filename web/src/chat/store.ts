@@ -1,16 +1,9 @@
 // Conversations, stored in the browser (IndexedDB) only.
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
 import { dropDraft } from "./drafts";
-import * as validate from "./validate";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Conversation, type Message, type Messages, subtree } from "./tree";
-
-export interface ExportFile {
-  format: "llamado-conversations";
-  version: 1;
-  conversations: { conversation: Conversation; messages: Message[] }[];
-}
 
 const VERSION = 1;
 const TITLE_LENGTH = 60;
@@ -34,6 +27,13 @@ export const current = signal<Conversation | null>(null);
 /** True once the list of conversations is loaded; `isLoaded`: once the current conversation is. */
 export const isListLoaded = signal(false);
 export const isLoaded = signal(false);
+/** Conversations and messages that the browser could not store, by id. */
+const unsaved = signal<ReadonlyMap<string, { value: Conversation | Message; reason: string }>>(new Map());
+/** Why the current conversation is not stored; "" if it is. */
+export const storageFailure = computed(() => {
+  const found = [...unsaved.value.values()].find(({ value }) => conversationOf(value) === current.value?.id);
+  return found ? `This chat is not saved and will be lost when you leave it: ${found.reason}` : "";
+});
 /** Messages of the current conversation, by id. */
 export const messages = signal<Messages>(new Map());
 
@@ -55,7 +55,7 @@ export async function readConversations(): Promise<void> {
   isListLoaded.value = true;
 }
 
-async function messagesOf(id: string): Promise<Message[]> {
+export async function messagesOf(id: string): Promise<Message[]> {
   return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
 }
 
@@ -110,7 +110,39 @@ export async function createConversation(firstMessage: string, settings: Setting
 async function saveConversation(conversation: Conversation): Promise<void> {
   if (current.value?.id === conversation.id) current.value = conversation;
   conversations.value = sortByLastUse([conversation, ...conversations.value.filter((one) => one.id !== conversation.id)]);
-  await (await database()).put("conversations", conversation);
+  await put(conversation);
+}
+
+/** Store a conversation or message. A failure is shown to the user, who can go on with what is in memory. */
+async function put(value: Conversation | Message): Promise<void> {
+  try {
+    await (await database()).put("conversation" in value ? "messages" : "conversations", value);
+    forgetUnsaved((one) => one.id === value.id);
+  } catch (error) {
+    unsaved.value = new Map(unsaved.value).set(value.id, { value, reason: explainStorage(error) });
+  }
+}
+
+function conversationOf(value: Conversation | Message): string {
+  return "conversation" in value ? value.conversation : value.id;
+}
+
+function forgetUnsaved(isGone: (value: Conversation | Message) => boolean): void {
+  const left = [...unsaved.value].filter(([, { value }]) => !isGone(value));
+  if (left.length < unsaved.value.size) unsaved.value = new Map(left);
+}
+
+/** Try again to store what could not be stored. Called after space was freed. */
+async function retryUnsaved(): Promise<void> {
+  await Promise.all([...unsaved.value.values()].map(({ value }) => put(value)));
+}
+
+/** Return why the browser did not store something, and what to do. */
+export function explainStorage(error: unknown): string {
+  if (error instanceof DOMException && error.name === "QuotaExceededError") {
+    return "the browser's storage for this page is full. Delete chats with pictures or sounds; export them before to keep a copy.";
+  }
+  return `the browser cannot store it (${error instanceof Error ? error.message : String(error)}).`;
 }
 
 /** Change the current conversation. */
@@ -131,7 +163,7 @@ export function shownSettings(): Settings {
 
 /** Store a message of any conversation; `leaf`: show the branch that ends with it. */
 export async function saveMessage(message: Message, { leaf = true } = {}): Promise<void> {
-  const kept = database().then((one) => one.put("messages", message));
+  const kept = put(message);
   if (current.value?.id === message.conversation) messages.value = new Map(messages.value).set(message.id, message);
   const conversation = conversations.value.find((one) => one.id === message.conversation);
   if (leaf && conversation) await saveConversation({ ...conversation, leaf: message.id, updated: Date.now() });
@@ -159,9 +191,11 @@ export async function removeMessage(message: Message): Promise<void> {
   const left = new Map(messages.value);
   for (const id of gone) left.delete(id);
   messages.value = left;
+  forgetUnsaved((one) => gone.includes(one.id));
   await updateConversation({ leaf: message.parent });
   const transaction = (await database()).transaction("messages", "readwrite");
   await Promise.all([...gone.map((id) => transaction.store.delete(id)), transaction.done]);
+  await retryUnsaved();
 }
 
 export async function removeConversation(id: string): Promise<void> {
@@ -169,6 +203,7 @@ export async function removeConversation(id: string): Promise<void> {
   dropDraft(id);
   if (current.value?.id === id) await openConversation(null);
   const ids = (await messagesOf(id)).map((one) => one.id);
+  forgetUnsaved((one) => conversationOf(one) === id);
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
   const store = transaction.objectStore("messages");
   await Promise.all([
@@ -176,6 +211,7 @@ export async function removeConversation(id: string): Promise<void> {
     transaction.objectStore("conversations").delete(id),
     transaction.done,
   ]);
+  await retryUnsaved();
 }
 
 export async function rename(conversation: Conversation, title: string): Promise<void> {
@@ -198,50 +234,13 @@ export async function search(text: string): Promise<Set<string>> {
   return found;
 }
 
-export async function exportConversations(ids: readonly string[]): Promise<ExportFile> {
-  const selected = conversations.value.filter((one) => ids.includes(one.id));
-  return {
-    format: "llamado-conversations",
-    version: 1,
-    conversations: await Promise.all(
-      selected.map(async (conversation) => ({ conversation, messages: await messagesOf(conversation.id) })),
-    ),
-  };
-}
-
-/**
- * Import a file made by `exportConversations`, with new ids. Return the number of conversations. Throws an Error for any
- * other file.
- */
-export async function importConversations(file: unknown): Promise<number> {
-  const content = file as Partial<ExportFile> | null;
-  if (content?.format !== "llamado-conversations" || content.version !== 1 || !Array.isArray(content.conversations)) {
-    throw new Error("This file contains no conversations from llamado.");
-  }
-  const copies = content.conversations.map((one) => {
-    const conversation = validate.conversation(one?.conversation);
-    if (!Array.isArray(one.messages)) throw new Error("A conversation is incomplete.");
-    const originals = one.messages.map(validate.message);
-    validate.checkTree(originals);
-    const ids = new Map(originals.map((message) => [message.id, newId()]));
-    const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
-    const id = newId();
-    return {
-      conversation: { ...conversation, id, leaf: newIdOf(conversation.leaf) },
-      messages: originals.map((message) => ({
-        ...message,
-        id: newIdOf(message.id)!,
-        conversation: id,
-        parent: newIdOf(message.parent),
-      })),
-    };
-  });
+/** Store conversations with their messages, all or none. */
+export async function addConversations(all: readonly { conversation: Conversation; messages: readonly Message[] }[]): Promise<void> {
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  for (const { conversation, messages: all } of copies) {
-    void transaction.objectStore("conversations").put(conversation);
-    for (const message of all) void transaction.objectStore("messages").put(message);
-  }
-  await transaction.done;
+  const stored = all.flatMap(({ conversation, messages }) => [
+    transaction.objectStore("conversations").put(conversation),
+    ...messages.map((message) => transaction.objectStore("messages").put(message)),
+  ]);
+  await Promise.all([...stored, transaction.done]);
   await readConversations();
-  return copies.length;
 }

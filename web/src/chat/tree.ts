@@ -19,9 +19,29 @@ export interface ToolCall {
   arguments: string;
 }
 
-export interface Attachment {
+/** An attached file as text. */
+export interface TextFile {
   name: string;
   text: string;
+}
+
+/** An attached picture or sound. */
+export interface MediaFile {
+  name: string;
+  /** Its type is one of `MEDIA_TYPES`. */
+  blob: Blob;
+  /** Tokens that it takes in a prompt, if the server returned their number. */
+  tokens?: number;
+}
+
+export type Attachment = TextFile | MediaFile;
+
+export function isText(one: Attachment): one is TextFile {
+  return !isMedia(one);
+}
+
+export function isMedia(one: Attachment): one is MediaFile {
+  return "blob" in one;
 }
 
 /** Statistics of one answer; milliseconds. */

@@ -1,5 +1,6 @@
 // Validation of imported conversations: only fields that the page itself writes are kept.
 import { NO_SETTINGS, type Settings } from "./settings";
+import { fromDataUri } from "../media/dataUri";
 import type { Attachment, Conversation, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
 type Fields = Record<string, unknown>;
@@ -16,7 +17,16 @@ const text = (value: unknown): string => (typeof value === "string" ? value : ""
 const number = (value: unknown): number => (typeof value === "number" ? value : 0);
 
 const call = (one: Fields): ToolCall => ({ id: text(one["id"]), name: text(one["name"]), arguments: text(one["arguments"]) });
-const file = (one: Fields): Attachment => ({ name: text(one["name"]), text: text(one["text"]) });
+
+/** Return a text, picture or sound; nothing if it should be a picture or sound but is none that the page shows. */
+function attachment(one: Fields): Attachment[] {
+  const name = text(one["name"]);
+  if (one["data"] === undefined) return [{ name, text: text(one["text"]) }];
+  const blob = fromDataUri(one["data"]);
+  const tokens = number(one["tokens"]);
+  return blob ? [{ name, blob, ...(tokens ? { tokens } : {}) }] : [];
+}
+
 const top = (one: Fields) => ({ token: text(one["token"]), logprob: number(one["logprob"]) });
 const prob = (one: Fields): TokenProbs => ({ ...top(one), top: list(one["top"], top) });
 
@@ -51,7 +61,7 @@ export function message(value: unknown): Message {
   for (const name of ["reasoning", "toolCallId", "model", "error"] as const) if (text(one[name])) found[name] = text(one[name]);
   if (number(one["thoughtMs"])) found.thoughtMs = number(one["thoughtMs"]);
   if (one["toolCalls"]) found.toolCalls = list(one["toolCalls"], call);
-  if (one["attachments"]) found.attachments = list(one["attachments"], file);
+  if (one["attachments"]) found.attachments = list(one["attachments"], attachment).flat();
   if (one["probs"]) found.probs = list(one["probs"], prob);
   if (one["stats"]) found.stats = stats(fields(one["stats"]));
   const ending = ENDINGS.find((candidate) => candidate === one["ending"]);

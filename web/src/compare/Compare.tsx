@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { isRouter, props } from "../api/server";
+import { isRouter, modelFor, props } from "../api/server";
 import { Composer } from "../chat/Composer";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
@@ -12,6 +12,7 @@ import { AnswerStats } from "../chat/AnswerStats";
 import type { Message } from "../chat/tree";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
+import { MediaRow, PictureDialog } from "../media/MediaView";
 import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
 import { persistentSignal } from "../ui/persistent";
@@ -93,6 +94,7 @@ export function Compare() {
           {all.map(({ question, answers }) => (
             <section key={question.id} class="turn">
               <article class="message user" aria-label="You">
+                <MediaRow attachments={question.attachments} />
                 <div class="message-text" dir="auto">
                   {displayText(question.content)}
                 </div>
@@ -110,7 +112,14 @@ export function Compare() {
             </section>
           ))}
         </div>
-        <Composer place="compare" busy={busy} onStop={stop} onSend={ask} />
+        <Composer
+          place="compare"
+          busy={busy}
+          onStop={stop}
+          onSend={ask}
+          models={SIDES.map((side) => modelFor(sideSettings(side).model))}
+        />
+        <PictureDialog />
       </section>
       {openSide.value !== null && (
         <SettingsPanel

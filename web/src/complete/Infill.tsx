@@ -4,7 +4,7 @@ import { AttachmentChips } from "../chat/AttachmentChips";
 import { readAttachment } from "../chat/attachments";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
-import type { Attachment } from "../chat/tree";
+import type { TextFile } from "../chat/tree";
 import { displayText } from "../markdown/displayText";
 import { Icon } from "../ui/Icon";
 import { persistentSignal } from "../ui/persistent";
@@ -20,7 +20,7 @@ const suffix = persistentSignal("infill.suffix", "");
 export function Infill() {
   const [panel, setPanel] = useState(false);
   const [probs, setProbs] = useState(false);
-  const [around, setAround] = useState<Attachment[]>([]);
+  const [around, setAround] = useState<TextFile[]>([]);
   const [status, setStatus] = useState("");
   const [filled, setFilled] = useState(false);
   const file = useRef<HTMLInputElement>(null);

@@ -24,6 +24,12 @@ export function formatSeconds(value: number): string {
   return value < 60 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }
 
+/** Format a length of time as a clock shows it, such as 1:05. */
+export function formatLength(seconds: number): string {
+  const whole = Math.floor(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+}
+
 /** Format seconds as milliseconds with three digits; "–" if unknown. */
 export function formatMs(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "–";

@@ -1,0 +1,85 @@
+// Export and import of conversations. A picture or sound becomes a `data:` URI.
+import { toDataUri } from "../media/dataUri";
+import { fromLlamaCpp } from "./llamacpp";
+import { addConversations, conversations, explainStorage, messagesOf, newId } from "./store";
+import { type Attachment, type Conversation, isMedia, type Message } from "./tree";
+import * as validate from "./validate";
+
+export type ExportedAttachment = { name: string; text: string } | { name: string; data: string; tokens?: number };
+export type ExportedMessage = Omit<Message, "attachments"> & { attachments?: ExportedAttachment[] };
+
+export interface ExportFile {
+  format: "llamado-conversations";
+  version: 1;
+  conversations: { conversation: Conversation; messages: ExportedMessage[] }[];
+}
+
+async function exportAttachment(one: Attachment): Promise<ExportedAttachment> {
+  if (!isMedia(one)) return one;
+  const { blob, ...rest } = one;
+  return { ...rest, data: await toDataUri(blob) };
+}
+
+async function exportMessage({ attachments, ...message }: Message): Promise<ExportedMessage> {
+  return attachments ? { ...message, attachments: await Promise.all(attachments.map(exportAttachment)) } : message;
+}
+
+export async function exportConversations(ids: readonly string[]): Promise<ExportFile> {
+  const selected = conversations.value.filter((one) => ids.includes(one.id));
+  return {
+    format: "llamado-conversations",
+    version: 1,
+    conversations: await Promise.all(
+      selected.map(async (conversation) => ({
+        conversation,
+        messages: await Promise.all((await messagesOf(conversation.id)).map(exportMessage)),
+      })),
+    ),
+  };
+}
+
+/** Return the conversations in a file of this page or of llama.cpp's, not yet validated. */
+function parse(text: string): unknown[] {
+  const found = fromLlamaCpp(text);
+  if (found) return found;
+  const content = JSON.parse(text) as Partial<ExportFile> | null;
+  if (content?.format !== "llamado-conversations" || content.version !== 1 || !Array.isArray(content.conversations)) {
+    throw new Error("This file contains no conversations from llamado or llama.cpp.");
+  }
+  return content.conversations;
+}
+
+/** Return a valid copy of a conversation, with new ids. Throws an Error if it is invalid. */
+function copy(value: unknown): { conversation: Conversation; messages: Message[] } {
+  const one = value as { conversation?: unknown; messages?: unknown } | null;
+  const conversation = validate.conversation(one?.conversation);
+  if (!Array.isArray(one?.messages)) throw new Error("A conversation is incomplete.");
+  const originals = one.messages.map(validate.message);
+  validate.checkTree(originals);
+  const ids = new Map(originals.map((message) => [message.id, newId()]));
+  const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
+  const id = newId();
+  return {
+    conversation: { ...conversation, id, leaf: newIdOf(conversation.leaf) },
+    messages: originals.map((message) => ({
+      ...message,
+      id: newIdOf(message.id)!,
+      conversation: id,
+      parent: newIdOf(message.parent),
+    })),
+  };
+}
+
+/**
+ * Import the text of a file made by `exportConversations` or by the page of llama.cpp's server. Return the number of
+ * conversations. Throws a SyntaxError for text that is not JSON, and an Error for any other file.
+ */
+export async function importConversations(text: string): Promise<number> {
+  const copies = parse(text).map(copy);
+  try {
+    await addConversations(copies);
+  } catch (error) {
+    throw new Error(`Nothing was imported: ${explainStorage(error)}`);
+  }
+  return copies.length;
+}
