@@ -100,4 +100,37 @@ EXAONE45 = TinyProjector(
     tokens=("<vision>", "</vision>"),
 )
 
-PROJECTORS = [QWEN2VL, QWEN25VL, QWEN3VL, EXAONE45]
+LING3VL = TinyProjector(
+    "ling3vl",
+    {**KEYS, "clip.use_gelu": True},
+    FUSED,
+    {
+        **PATCHES,
+        **PROJECTION,
+        "v.patch_embd.bias": N,
+        "v.position_embd.weight": (N, 8 * 8),
+        "mm.input_norm.weight": N,
+        "mm.input_norm.bias": N,
+    },
+    n_embd=OUT,
+    text="qwen2vl",
+    tokens=TOKENS,
+)
+YOUTUVL = TinyProjector(
+    "youtuvl",
+    {**KEYS, "window_size": 64, "wa_layer_indexes": [1], "clip.use_gelu": True},
+    LAYER,
+    {
+        **POST_NORM,
+        **PROJECTION,
+        "v.patch_embd.weight": (192, N),
+        "v.patch_embd.bias": N,
+        "mm.input_norm.weight": N,
+    },
+    n_embd=OUT,
+    n_layer=3,
+    text="qwen2vl",
+    tokens=TOKENS,
+)
+
+PROJECTORS = [QWEN2VL, QWEN25VL, QWEN3VL, LING3VL, EXAONE45, YOUTUVL]

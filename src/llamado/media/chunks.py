@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,15 @@ class PositionLayout(Protocol):
     def n_positions(self) -> int: ...
 
     def positions(self, first: int) -> NDArray[np.int32]: ...
+
+
+@runtime_checkable
+class CountingLayout(PositionLayout, Protocol):
+    """A layout that depends on the number of pictures before this one in the prompt."""
+
+    def behind(self, n_pictures: int) -> PositionLayout:
+        """Return the layout behind `n_pictures` others."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,19 +152,24 @@ def tokenize(
         raise ValueError(f"number of media markers in text ({len(parts) - 1}) does not match media ({len(media)})")
     tokens: list[int] = [] if bos is None else [bos]
     spans: list[MediaSpan] = []
+    n_pictures = 0
 
     def add(piece: Piece) -> None:
         if isinstance(piece, str):
             if piece:
                 tokens.extend(encode(piece, add_special=False, parse_special=True))
             return
+        if isinstance(piece.layout, CountingLayout):
+            piece = replace(piece, layout=piece.layout.behind(n_pictures))
         spans.append(MediaSpan(len(tokens), piece))
         tokens.extend(piece.token_ids().tolist())
 
     add(parts[0])
     for medium, behind in zip(media, parts[1:], strict=True):
-        for piece in prepare(medium):
+        pieces = prepare(medium)
+        for piece in pieces:
             add(piece)
+        n_pictures += any(isinstance(piece, MediaChunk) and piece.kind is MediaKind.IMAGE for piece in pieces)
         add(behind)
     if eos is not None:
         tokens.append(eos)

@@ -40,6 +40,12 @@ PICTURES: dict[str, Projector] = {
     "glm5v": Projector("glm4v:Glm5vEncoder", "GLM-5V"),
     "paddleocr": Projector("paddleocr:PaddleOcrEncoder", "PaddleOCR-VL"),
     "dots_ocr": Projector("paddleocr:DotsOcrEncoder", "dots.ocr"),
+    "ling3vl": Projector("qwen_vl:Ling3VlEncoder", "Ling 3 VL"),
+    "youtuvl": Projector("qwen_vl:YoutuVlEncoder", "Youtu-VL"),
+    "mimovl": Projector("mimovl:MimoVlEncoder", "MiMo-V2.5"),
+    "hunyuanvl": Projector("hunyuanvl:HunyuanVlEncoder", "HunyuanOCR, Hunyuan-VL"),
+    "minimax_m3": Projector("minimax_m3:MiniMaxM3Encoder", "MiniMax-M3"),
+    "muse-glimmer": Projector("muse_glimmer:MuseGlimmerEncoder", "Muse Glimmer"),
     "exaone4_5": Projector("qwen_vl:Exaone45Encoder", "EXAONE 4.5"),
 }
 SOUNDS: dict[str, Projector] = {}

@@ -26,6 +26,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.ops import GluOp, PrecType, UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+from llamado.models.encoders.bands import BandParts
 from llamado.models.encoders.encoder import EncoderPass
 from llamado.models.encoders.keys import EncoderKeys
 from llamado.models.encoders.windows import Windows, join
@@ -34,8 +35,10 @@ from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
-Visible = Tensor | Windows | None
-"""Positions that a position sees: by a mask, those of its window, or all. A mask is F16 [n_positions, n_positions]."""
+Visible = Tensor | Windows | BandParts | None
+"""Positions that a position sees: by a mask, those of its window or near by, or all. A mask is F16 [n_positions,
+n_positions].
+"""
 Rotate = Callable[[Tensor], Tensor]
 """Adds positions to queries or keys: F32 [head_dim, n_head, n_positions] to the same shape."""
 
@@ -196,11 +199,14 @@ def split_sequences(x: Tensor, n: int) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Visible = None, sinks: Tensor | None = None) -> Tensor:
     """Return attention of all positions of a sequence: F32 [head_dim · n_head, n_positions · n_sequences].
 
-    q, k and v are F32 [head_dim, heads, n_positions, n_sequences]; with windows, there is one sequence.
+    q, k and v are F32 [head_dim, heads, n_positions, n_sequences]; with windows or a band, there is one
+    sequence.
     """
     if isinstance(mask, Windows):
         groups = zip(mask.of(q), mask.of(k), mask.of(v), strict=True)
         return join([attend(*group, scale, None, sinks) for group in groups])
+    if isinstance(mask, BandParts):
+        return join([attend(part.queries(q), part.keys(k), part.keys(v), scale, m, sinks) for part, m in mask.parts])
     k, v = (cast(permute(t, 0, 2, 1, 3), TensorType.F16) for t in (k, v))
     out = flash_attn_ext(permute(q, 0, 2, 1, 3), k, v, mask, scale, precision=PrecType.F32, sinks=sinks)
     return reshape(out, out.ne[0] * out.ne[1], out.ne[2] * out.ne[3])
@@ -255,7 +261,7 @@ class TransformerOptions(TypedDict, total=False):
 
     `prefix` of the tensors' names: "v". `norm`: layer norms. `activation`: that of the file. `n_layer`: the number of
     layers in use: all. `scale` of the attention: 1/√head_dim. `has_unit_values`: the
-    heads of the values are divided by their RMS. `limit`: see EncoderFeedForward; 0.
+    heads of the values are divided by their RMS. `limit`: see EncoderFeedForward; 0. `head_dim`: that of the file.
     """
 
     prefix: str
@@ -265,6 +271,7 @@ class TransformerOptions(TypedDict, total=False):
     scale: float
     has_unit_values: bool
     limit: float
+    head_dim: int
 
 
 class EncoderTransformer:
@@ -276,7 +283,7 @@ class EncoderTransformer:
         activation, n_layer = options.get("activation"), options.get("n_layer")
         self.n_embd = keys.int_("embedding_length")
         self.n_head = keys.int_("attention.head_count")
-        self.head_dim = keys.int_("attention.head_dim", self.n_embd // self.n_head)
+        self.head_dim = options.get("head_dim") or keys.int_("attention.head_dim", self.n_embd // self.n_head)
         self.norm_eps = keys.float_("attention.layer_norm_epsilon")
         self.activation = Activation.read(keys) if activation is None else activation
         n_head_kv = keys.int_("attention.head_count_kv", self.n_head)
