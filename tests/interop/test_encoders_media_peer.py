@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mtmd import Mtmd
-from projectors import glm4v, mimovl, paddleocr, qwen_vl, spec, text
+from projectors import every, spec, text
 from projectors.spec import TinyProjector
 
 from llamado.devices.cpu.device import CpuDevice
@@ -18,7 +18,7 @@ from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.interop
 
-PROJECTORS = [*qwen_vl.PROJECTORS, *glm4v.PROJECTORS, *paddleocr.PROJECTORS, *mimovl.PROJECTORS]
+PROJECTORS = every().values()
 SIZES = [(144, 272), (64, 64), (41, 100)]
 """Heights and widths of pictures: of odd numbers of tokens, of the table of positions, and one that is resized."""
 

@@ -53,9 +53,14 @@ def deepstack(layer: int) -> dict[str, Shape]:
 QWEN2VL = TinyProjector("qwen2vl_merger", KEYS, LAYER, TENSORS, n_embd=OUT, text="qwen2vl", tokens=TOKENS)
 QWEN25VL = TinyProjector(
     "qwen2.5vl_merger",
-    {**KEYS, "n_wa_pattern": 2, "patch_size": 8, "clip.use_silu": True},
+    {**KEYS, "n_wa_pattern": 2, "patch_size": 14, "clip.use_silu": True},
     RMS_LAYER,
-    {**PATCHES, **PROJECTION, "v.post_ln.weight": N},
+    {
+        **PROJECTION,
+        "v.patch_embd.weight": (14, 14, 3, N),
+        "v.patch_embd.weight.1": (14, 14, 3, N),
+        "v.post_ln.weight": N,
+    },
     n_embd=OUT,
     n_layer=3,
     text="qwen2vl",
