@@ -45,10 +45,10 @@ MIMOVL = TinyProjector(
 )
 HUNYUANVL = TinyProjector(
     "hunyuanvl",
-    {**KEYS, "image_min_pixels": 1024, "image_max_pixels": 32768},
+    {**KEYS, "patch_size": 4, "image_min_pixels": 1024, "image_max_pixels": 16384},
     LAYER,
     {
-        "v.patch_embd.weight": (8, 8, 3, N),
+        "v.patch_embd.weight": (4, 4, 3, N),
         "v.patch_embd.bias": N,
         "v.position_embd.weight": (N, 8 * 8),
         "v.image_newline": 96,

@@ -197,7 +197,7 @@ def test_hunyuan_pictures_are_counted_in_a_prompt() -> None:
         (PADDLEOCR, ("<|IMAGE_START|>", "<|IMAGE_END|>"), Grid(6, 3), 18),
         (DOTS_OCR, ("<|img|>", "<|endofimg|>"), Grid(18, 1), 18),
         (MINIMAX_M3, ("]<]start of image[>[", "]<]end of image[>["), Grid(18, 1), 18),
-        (HUNYUANVL, ("<｜hy_place▁holder▁no▁100｜>", "<｜hy_place▁holder▁no▁101｜>"), HunyuanGrid(6, 3), 23),
+        (HUNYUANVL, ("<｜hy_place▁holder▁no▁100｜>", "<｜hy_place▁holder▁no▁101｜>"), HunyuanGrid(12, 6), 80),
     ],
     ids=lambda given: given.name if isinstance(given, TinyProjector) else "",
 )
@@ -225,13 +225,13 @@ def test_tokens_are_in_rows(tiny: TinyProjector, tmp_path: Path) -> None:
     file, encoder = spec.encoder_of(spec.make(bare, tmp_path / "mmproj.gguf"))
     one = media(96, 48)
     pixels = one.data.copy()
-    pixels[16:32, 64:80] ^= 255  # the fifth token of the second row
+    pixels[16:24, 64:72] ^= 255  # in the fifth token of the second row, or the ninth of the third
     rows = [
         spec.encode(CpuDevice(1), file, encoder, chunk_of(encoder, picture).input)
         for picture in (one, Media(MediaKind.IMAGE, pixels))
     ]
     changed = [int(i) for i in np.flatnonzero(np.abs(rows[1] - rows[0]).max(1))]
-    assert changed == [1 + 7 + 4 if tiny is HUNYUANVL else 6 + 4]
+    assert changed == [1 + 2 * 13 + 8 if tiny is HUNYUANVL else 6 + 4]
 
 
 def test_the_user_limits_tokens_unless_the_file_limits_pixels(tmp_path: Path) -> None:

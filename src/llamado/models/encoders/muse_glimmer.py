@@ -18,7 +18,7 @@ from llamado.media.preprocessing import PreparedPicture
 from llamado.media.resize import Resize, ResizeFilter
 from llamado.models.encoders.dynamic import DynamicEncoder, image_options, limited_by_tokens
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.grids import COLUMNS, ROWS, PatchGrid, place_inputs
+from llamado.models.encoders.grids import PatchGrid, place_inputs
 from llamado.models.encoders.interpolation import Interpolation, PositionTable
 from llamado.models.encoders.patches import ORDER, PatchEmbedding
 from llamado.models.encoders.rotation import rotate_2d
@@ -64,8 +64,7 @@ class MuseGlimmerEncoder(DynamicEncoder):
         place = np.empty_like(order)
         place[order] = np.arange(order.size, dtype=np.int32)
         return {
-            ROWS: order // grid.nx + 1,
-            COLUMNS: order % grid.nx + 1,
+            **super().arrays(grid, order),
             ORDER: order,
             _MERGED: place[grid.order(self.merge)],
             **self._positions.arrays(*grid),
