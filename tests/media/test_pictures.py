@@ -70,8 +70,8 @@ def test_photographs_are_upright() -> None:
 
 
 def test_damaged_exif_data_is_ignored() -> None:
-    data = saved(noise(), "PNG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff garbage")
-    np.testing.assert_array_equal(decoded(data), noise())
+    for exif in (b"Exif\0\0garbage", b"Exif\0\0MM\0*\xff\xff\xff\xff garbage"):
+        np.testing.assert_array_equal(decoded(saved(noise(), "PNG", exif=exif)), noise())
 
 
 def test_the_first_frame_of_a_small_gif_animation_is_on_black() -> None:
@@ -137,7 +137,7 @@ def test_a_jpeg_file_of_many_scans_is_rejected() -> None:
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
 def test_no_pixels(size: tuple[int, int]) -> None:
-    with pytest.raises(MediaError, match=r"empty|damaged"):
+    with pytest.raises(MediaError, match="PNG picture is damaged"):
         decode_picture(png(*size, 8, 2, b""))
 
 

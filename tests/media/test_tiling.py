@@ -55,8 +55,13 @@ CASES: dict[str, tuple[Preprocess, dict[str, Any], tuple[int, int], tuple[Any, .
     "llava_uhd-wide": (llava_uhd, {}, (120, 50), (3, 1, (60, 25), (35, 45))),
     "llava_uhd-tall": (llava_uhd, {}, (50, 300), (1, 8, (15, 95), (45, 35))),
     "llava_uhd-square": (llava_uhd, {}, (200, 200), (3, 3, (40, 40), (40, 40))),
+    "llava_uhd-narrow": (llava_uhd, {}, (117, 7), (2, 1, (115, 5), (110, 15))),
+    "llava_uhd-rounded": (llava_uhd, {}, (131, 61), (3, 2, (55, 25), (45, 35))),
+    "llava_uhd-tie": (llava_uhd, {}, (54, 54), (1, 2, (40, 40), (55, 30))),
+    "llava_uhd-most": (llava_uhd, {}, (250, 100), (4, 2, (60, 25), (45, 35))),
     "llava_uhd-pinpoints": (llava_uhd, {"resolutions": PINPOINTS}, (100, 45), (2, 1, (40, 40), (40, 40))),
     "llama4": (llava_uhd, {"resolutions": square_resolutions(40, 3)}, (130, 70), (3, 2, (40, 40), (40, 40))),
+    "llava_uhd-waste": (llava_uhd, {"resolutions": (Size(80, 80), *PINPOINTS)}, (18, 73), (1, 2, (40, 40), (40, 40))),
     "internvl": (internvl, {"resolutions": tile_resolutions(40, 1, 12)}, (200, 100), (4, 2, (40, 40), (40, 40))),
     "minicpmv-small": (minicpmv, {"n_merge": 2}, (40, 20), (0, 0, (60, 30))),
     "minicpmv": (minicpmv, {"n_merge": 2}, (120, 50), (3, 1, (60, 30), (40, 40))),
@@ -77,6 +82,12 @@ CASES: dict[str, tuple[Preprocess, dict[str, Any], tuple[int, int], tuple[Any, .
     "step3vl-long": (step3vl, {"image_size": 728}, (100, 50), (2, 1, (728, 728), (504, 504))),
     "step3vl-narrow": (step3vl, {"image_size": 728}, (100, 10), (0, 0, (728, 728))),
     "step3vl-large": (step3vl, {"image_size": 728}, (1100, 600), (2, 1, (728, 728), (504, 504))),
+    "step3vl-limit-narrow": (
+        step3vl,
+        {"image_size": 100, "longest_edge": 150},
+        (392, 33),
+        (13, 1, (100, 100), (504, 504)),
+    ),
     "step3vl-limit": (step3vl, {"image_size": 728, "longest_edge": 800}, (1000, 500), (2, 1, (728, 728), (504, 504))),
 }
 
@@ -130,6 +141,9 @@ def test_deepseek_ocr_pads_the_overview() -> None:
     assert found.overview is not None
     np.testing.assert_allclose(found.overview[9, 3], [0.2, 0.4, 0.8], rtol=1e-6)
     assert found.overview[10, 0, 2] == np.float32(9 / 255)
+    found = deepseekocr(media(100, 51), given)  # 20.4 pixels high, rounded down
+    assert found.overview is not None and found.overview[29, 0, 2] == found.overview[10, 0, 2] == np.float32(9 / 255)
+    assert found.overview[9, 0, 2] == found.overview[30, 0, 2] == np.float32(0.8)
 
 
 def test_step3_interpolates_between_normalized_pixels() -> None:

@@ -140,8 +140,6 @@ def _ignore_warnings() -> None:
 def _check(image: ImageFile, name: str, data: bytes, limits: PictureLimits) -> None:
     """Check what an opened file says of its contents. Raises MediaError."""
     width, height = image.size
-    if width < 1 or height < 1:
-        raise MediaError(f"the {name} picture is empty: it has {width} × {height} pixels")
     if width * height > limits.max_pixels:
         raise MediaError(
             f"the picture has {width} × {height} pixels, more than the limit of {limits.max_pixels:,}: scale it down"
