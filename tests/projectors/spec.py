@@ -45,6 +45,7 @@ class TinyProjector:
     text: str = "llama"
     tokens: tuple[str, ...] = ()
     variant: str = ""
+    half: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +71,11 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
     prefix = "clip.vision." if is_picture else "clip.audio."
     writer.add_bool("clip.has_vision_encoder" if is_picture else "clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", tiny.projector)
-    keys = {"block_count": tiny.n_layer, "projection_dim": tiny.n_embd, "attention.layer_norm_epsilon": 1e-5}
+    keys: dict[str, Any] = {
+        "block_count": tiny.n_layer,
+        "projection_dim": tiny.n_embd,
+        "attention.layer_norm_epsilon": 1e-5,
+    }
     if is_picture:
         keys |= {"image_mean": [0.5, 0.45, 0.4], "image_std": [0.5, 0.55, 0.6]}
     for key, value in (keys | dict(tiny.keys)).items():
@@ -81,6 +86,8 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
         plain = len(shape) < 2 or not name.endswith(".weight") or any(part in name for part in ("position", "norm"))
         is_matrix = len(shape) == 2 and not plain
         type_name = wtype if is_matrix else "F16" if wtype != "F32" and len(shape) > 2 and not plain else "F32"
+        if any(part in name for part in tiny.half):
+            type_name = "F16"
         block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0]
         if type_name == "F32" or shape[0] % block:
             writer.add_tensor(name, values)
@@ -143,6 +150,8 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
+    elif isinstance(value, np.int32):
+        writer.add_int32(key, int(value))
     elif isinstance(value, int):
         writer.add_uint32(key, value)
     elif isinstance(value, float):

@@ -25,14 +25,20 @@ class PatchEmbedding(NamedTuple):
 
     @classmethod
     def take(cls, weights: Weights, size: int, n_embd: int, name: str = "v.patch_embd.weight") -> PatchEmbedding:
-        """Take the weight of [size, size, 3, n_embd] and the bias, if the file has one. Raises InvalidModel."""
-        w = weights.shared
-        return cls(w.require(name, size, size, 3, n_embd), w.optional("v.patch_embd.bias", n_embd), size)
+        """Take the weight of [size, size, 3, n_embd], or [3 · size², n_embd], and the bias, if the file has one.
+
+        Raises InvalidModel.
+        """
+        w, flat = weights.shared, 3 * size * size
+        shape = (flat, n_embd) if weights.has(name) and weights.ne(name)[0] == flat else (size, size, 3, n_embd)
+        return cls(w.require(name, *shape), w.optional("v.patch_embd.bias", n_embd), size)
 
     def __call__(self, step: EncoderPass, n_patches: int) -> Tensor:
         """Return F32 [n_embd, n_patches]."""
         n = 3 * self.size * self.size
-        x = mul_mat(reshape(self.weight, n, self.weight.ne[3]), step.input(PATCHES, n, n_patches), name="patch_embd")
+        x = mul_mat(
+            reshape(self.weight, n, self.weight.nelements // n), step.input(PATCHES, n, n_patches), name="patch_embd"
+        )
         return x if self.bias is None else add(x, self.bias, "patch_bias")
 
 

@@ -47,6 +47,13 @@ PICTURES: dict[str, Projector] = {
     "minimax_m3": Projector("minimax_m3:MiniMaxM3Encoder", "MiniMax-M3"),
     "muse-glimmer": Projector("muse_glimmer:MuseGlimmerEncoder", "Muse Glimmer"),
     "exaone4_5": Projector("qwen_vl:Exaone45Encoder", "EXAONE 4.5"),
+    "idefics3": Projector("idefics3:Idefics3Encoder", "SmolVLM, SmolVLM2, Granite Docling"),
+    "internvl": Projector("internvl:InternVlEncoder", "InternVL 2.5, 3, 3.5"),
+    "janus_pro": Projector("janus:JanusProEncoder", "Janus Pro"),
+    "lfm2": Projector("lfm2:Lfm2Encoder", "LFM2-VL, LFM2.5-VL"),
+    "llama4": Projector("llama4:Llama4Encoder", "Llama 4 Scout, Maverick"),
+    "nemotron_v2_vl": Projector("internvl:NemotronV2VlEncoder", "Nemotron Nano 12B V2 VL"),
+    "phi4": Projector("phi4:Phi4Encoder", "Phi-4 reasoning vision"),
 }
 SOUNDS: dict[str, Projector] = {}
 
