@@ -56,9 +56,11 @@ PICTURES: dict[str, Projector] = {
     "ldpv2": Projector("mobilevlm:LdpV2Encoder", "MobileVLM V2"),
     "lfm2": Projector("lfm2:Lfm2Encoder", "LFM2-VL, LFM2.5-VL"),
     "llama4": Projector("llama4:Llama4Encoder", "Llama 4 Scout, Maverick"),
+    "minicpmv4_6": Projector("minicpmv46:MiniCpmV46Encoder", "MiniCPM-V 4.6"),
     "mlp": Projector("llava:LlavaEncoder", "LLaVA 1.5 and 1.6, BakLLaVA, Yi-VL, Granite Vision 3"),
     "nemotron_v2_vl": Projector("internvl:NemotronV2VlEncoder", "Nemotron Nano 12B V2 VL"),
     "phi4": Projector("phi4:Phi4Encoder", "Phi-4 reasoning vision"),
+    "resampler": Projector("minicpmv:MiniCpmVEncoder", "MiniCPM-V 2.5 to 4.5, MiniCPM-o 2.6 and 4.5"),
 }
 SOUNDS: dict[str, Projector] = {}
 
