@@ -49,6 +49,7 @@ PICTURES: dict[str, Projector] = {
     "exaone4_5": Projector("qwen_vl:Exaone45Encoder", "EXAONE 4.5"),
     "adapter": Projector("glm_edge:GlmEdgeEncoder", "GLM-Edge-V"),
     "cogvlm": Projector("cogvlm:CogVlmEncoder", "CogVLM"),
+    "granite4_vision": Projector("granite4:Granite4VisionEncoder", "Granite Vision 4"),
     "idefics3": Projector("idefics3:Idefics3Encoder", "SmolVLM, SmolVLM2, Granite Docling"),
     "internvl": Projector("internvl:InternVlEncoder", "InternVL 2.5, 3, 3.5"),
     "janus_pro": Projector("janus:JanusProEncoder", "Janus Pro"),
