@@ -33,6 +33,7 @@ _pack_if = Struct("<if56x").pack
 _pack_iiff = Struct("<2i2f48x").pack
 _pack_offset = Struct("<Q56x").pack
 _pack_axes = Struct("<4i48x").pack
+_pack_pad = Struct("<9i28x").pack
 _pack_rope = Struct("<5i6f5i").pack
 _pack_flash = Struct("<3f2i44x").pack
 
@@ -193,6 +194,12 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
 def concat(a: Tensor, b: Tensor, dim: int, name: str = "") -> Tensor:
     """`a` followed by `b` along dimension `dim`; the other dimensions and the type must be equal."""
     return _make(*shapes.concat(a, b, dim), Op.CONCAT, (a, b), _pack_i(dim), name)
+
+
+def pad(a: Tensor, *sides: tuple[int, int], name: str = "") -> Tensor:
+    """`a` between zeros: `sides` are their numbers before and behind it in the first dimensions."""
+    pads = [n for d in range(4) for n in (sides[d] if d < len(sides) else (0, 0))]
+    return _make(*shapes.pad(a, tuple(pads)), Op.PAD, (a,), _pack_pad(*pads, 0), name)
 
 
 def repeat(a: Tensor, *ne: int, name: str = "") -> Tensor:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamado.ggml.role import ModelPart, Role
 from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.header import ModelFile
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 
@@ -45,6 +50,15 @@ class Weights:
     def has(self, name: str) -> bool:
         """Return True if the file has a tensor with this name."""
         return name in self._file.tensors
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """Read the numbers of a small F32 tensor that the host needs; raise InvalidModel if there is none to read."""
+        info = self._file.tensors.get(name)
+        if info is None or not isinstance(self._file, GGUFFile):
+            raise InvalidModel(f"{self._file.source}: tensor '{name}' is missing")
+        if info.type is not TensorType.F32:
+            raise InvalidModel(f"{self._file.source}: tensor '{name}' is {info.type.name}; F32 is expected")
+        return self._file.data(name).view(np.float32).copy()
 
     def take(self, role: Role, *ne: int) -> Tensor | None:
         """Return the tensor `role.name`, or None if it is missing; raise InvalidModel if its shape is not `ne`."""
