@@ -137,6 +137,10 @@ def encode(device: CpuDevice, file: GGUFFile, encoder: MediaEncoder, given: Enco
 def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return random values of a tensor, in numpy's order of axes."""
     normal = rng.standard_normal(shape[::-1]).astype(np.float32)
+    if name in ("a.window", "a.mel_filters") or name.endswith("_var"):
+        return np.abs(normal) + np.float32(0.1)
+    if name.endswith(("_min", "_max")):
+        return np.full_like(normal, -0.8 if name.endswith("_min") else 0.7)
     if "norm" in name or ".ln" in name or "_ln" in name or "scale" in name or ".ls" in name:
         return np.float32(1) + normal * np.float32(0.2) if not name.endswith("bias") else normal * np.float32(0.2)
     if len(shape) == 1:

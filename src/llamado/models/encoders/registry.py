@@ -63,7 +63,21 @@ PICTURES: dict[str, Projector] = {
     "phi4": Projector("phi4:Phi4Encoder", "Phi-4 reasoning vision"),
     "resampler": Projector("minicpmv:MiniCpmVEncoder", "MiniCPM-V 2.5 to 4.5, MiniCPM-o 2.6 and 4.5"),
 }
-SOUNDS: dict[str, Projector] = {}
+SOUNDS: dict[str, Projector] = {
+    "ultravox": Projector("whisper:UltravoxEncoder", "Ultravox 0.5"),
+    "voxtral": Projector("whisper:VoxtralEncoder", "Voxtral Mini, Small"),
+    "qwen2a": Projector("whisper:Qwen2AudioEncoder", "Qwen2-Audio"),
+    "qwen2.5o": Projector("whisper:Qwen2AudioEncoder", "Qwen2.5-Omni"),
+    "qwen3a": Projector("qwen3_audio:Qwen3AudioEncoder", "Qwen3-ASR, Qwen3-Omni"),
+    "gemma4ua": Projector("gemma4_raw_audio:Gemma4RawAudioEncoder", "Gemma 4 with raw audio"),
+    "lfm2a": Projector("lfm2_audio:Lfm2AudioEncoder", "LFM2-Audio"),
+    "parakeet": Projector("parakeet:ParakeetEncoder", "Nemotron 3 Nano Omni"),
+    "granite_speech": Projector("granite_speech:GraniteSpeechEncoder", "Granite Speech 3.3, 4"),
+    "gemma4a": Projector("gemma4_audio:Gemma4AudioEncoder", "Gemma 4 E2B, E4B"),
+    "glma": Projector("whisper:GlmEncoder", "GLM-ASR Nano"),
+    "meralion": Projector("whisper:MeralionEncoder", "MERaLiON 2"),
+    "musicflamingo": Projector("whisper:MusicFlamingoEncoder", "Music Flamingo, Audio Flamingo 3"),
+}
 
 _SPEECH = "they belong to models that generate speech, which llamado does not"
 UNSUPPORTED: dict[str, str] = dict.fromkeys(

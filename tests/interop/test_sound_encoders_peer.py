@@ -1,0 +1,56 @@
+"""Encoders of sounds: prompts, spectrograms and embeddings of the real mtmd for the same projector file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from media.test_mel import signal
+from mtmd import Mtmd
+from projectors import spec, text
+from projectors.sounds import SOUNDS
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.gguf.reader import GGUFFile
+from llamado.media.chunks import tokenize
+from llamado.media.media import Media, MediaKind
+from llamado.models.encoders.sound import FRAMES
+from llamado.text.tokenizer.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.interop
+
+LONG = pytest.param(31.0, marks=pytest.mark.full)
+"""Seconds of a sound of two pieces, for encoders that see 30 at once."""
+
+
+@pytest.mark.parametrize("seconds", [1.5, LONG])
+@pytest.mark.parametrize("tiny", SOUNDS, ids=lambda tiny: tiny.name)
+def test_prompts_and_embeddings_are_those_of_mtmd(
+    peer_bin: Path, tmp_path: Path, tiny: spec.TinyProjector, seconds: float
+) -> None:
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf"), text.make(tiny, tmp_path / "text.gguf")
+    file, encoder = spec.encoder_of(path, MediaKind.AUDIO)
+    sound = Media(MediaKind.AUDIO, signal(int(seconds * encoder.rate), encoder.rate), encoder.rate)
+    prompt = "hear <__media__> and"
+    with Mtmd(peer_bin, path, model) as mtmd:
+        theirs = mtmd.chunks(prompt, [sound.data])
+    tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
+    ours = tokenize(prompt, [sound], tokenizer.encode, encoder.prepare, bos=tokenizer.bos, eos=None)
+    device, at, spans = CpuDevice(2), 0, iter(ours.spans)
+    for chunk in theirs:
+        if chunk.kind == "text":
+            assert ours.tokens[at : at + chunk.n_tokens] == chunk.tokens
+        else:
+            start, given = next(spans)
+            assert (start, given.n_tokens, given.causal) == (at, chunk.n_tokens, chunk.causal)
+            assert given.layout is None and chunk.n_positions == chunk.n_tokens
+            if FRAMES in given.input.arrays:
+                np.testing.assert_allclose(given.input.arrays[FRAMES], chunk.pixels.T, atol=2e-3)
+            rows, expected = spec.encode(device, file, encoder, given.input), chunk.embeddings
+            assert expected is not None and rows.shape == expected.shape and expected.std() > 0.05
+            lengths = np.linalg.norm(rows, axis=1), np.linalg.norm(expected, axis=1)
+            assert ((rows * expected).sum(axis=1) / (lengths[0] * lengths[1])).min() > 0.9999
+            np.testing.assert_allclose(*lengths, rtol=5e-3)
+        at += chunk.n_tokens
+    assert at == len(ours.tokens) and next(spans, None) is None
