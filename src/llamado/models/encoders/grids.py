@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.media.chunks import EncoderInput, Piece
+from llamado.media.chunks import EncoderInput
 from llamado.media.errors import MediaError
-from llamado.media.media import Media
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
 from llamado.models.encoders.patches import PATCHES
 
@@ -62,9 +61,6 @@ class GridEncoder(MediaEncoder):
 
     patch: int
     merge: int = 1
-
-    def prepare(self, media: Media) -> list[Piece]:
-        raise NotImplementedError
 
     @property
     def unit(self) -> int:
