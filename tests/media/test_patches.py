@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llamado.media.patches import merged_order, merged_patches, patches, window_order
+from llamado.media.patches import merged_order, merged_patches, patches
 
 
 def test_patches_are_products_of_a_convolution() -> None:
@@ -41,15 +41,3 @@ def test_groups(n_merge: int) -> None:
 
 def test_order_of_groups() -> None:
     assert merged_order(4, 4, 2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-
-
-def test_windows() -> None:
-    order, sizes = window_order(5, 3, 2)
-    assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
-    assert sizes.tolist() == [4, 4, 2, 2, 2, 1]
-    assert order.dtype == sizes.dtype == np.int32
-
-
-def test_one_window() -> None:
-    order, sizes = window_order(3, 2, 8)
-    assert order.tolist() == [0, 1, 2, 3, 4, 5] and sizes.tolist() == [6]

@@ -36,15 +36,3 @@ def merged_order(columns: int, rows: int, n_merge: int) -> NDArray[np.int32]:
     m = n_merge
     plain = np.arange(rows * columns, dtype=np.int32).reshape(rows // m, m, columns // m, m)
     return plain.transpose(0, 2, 1, 3).reshape(-1)
-
-
-def window_order(columns: int, rows: int, window: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the order of a grid of groups by windows, and the number of groups in each window.
-
-    Windows of `window` × `window` groups begin at the upper left, are smaller at the right and lower edges, and are in
-    order row by row, as are the groups in each. The order has, for each place, the index of the group row by row.
-    """
-    y, x = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
-    at = (y // window) * -(-columns // window) + x // window
-    order = np.argsort(at, kind="stable").astype(np.int32)
-    return order, np.bincount(at).astype(np.int32)

@@ -17,6 +17,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput
 from llamado.media.errors import MediaError
+from llamado.media.patches import merged_order, patches
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
 from llamado.models.encoders.patches import PATCHES
 
@@ -37,15 +38,7 @@ class PatchGrid(NamedTuple):
 
     def order(self, side: int = 1) -> NDArray[np.int32]:
         """Return the number of each patch (row by row), with squares of `side` × `side` patches one after the other."""
-        numbers = np.arange(self.n, dtype=np.int32).reshape(self.ny // side, side, self.nx // side, side)
-        return numbers.transpose(0, 2, 1, 3).reshape(-1)
-
-
-def cut(pixels: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return the patches of a picture [height, width, 3], row by row: float32 [n, 3 · size²] (color, row, column)."""
-    height, width, colors = pixels.shape
-    tiles = pixels.reshape(height // size, size, width // size, size, colors)
-    return tiles.transpose(0, 2, 4, 1, 3).reshape(-1, colors * size * size)
+        return merged_order(self.nx, self.ny, side)
 
 
 def place_inputs(step: EncoderPass, n: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +73,7 @@ class GridEncoder(MediaEncoder):
 
     def cut(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the patches of a picture, row by row, as rows in the order of the weights."""
-        return cut(self.scaled(pixels), self.patch)
+        return patches(self.scaled(pixels), self.patch)
 
     def scaled(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the pixels in the range that the weights expect."""
