@@ -1,6 +1,6 @@
 """Golden rows: some numbers of the embeddings that the real mtmd computes with the small projectors.
 
-`golden/NAME.json` has the chunks of one picture: the tokens of texts, and of images the number of tokens and the first
+`golden/NAME.json` has the chunks of one picture: the tokens of texts, and of images the number of tokens and some
 numbers of some rows.
 """
 
@@ -42,8 +42,8 @@ def picture() -> Media:
 
 def image_chunk(rows: NDArray[np.float32]) -> Chunk:
     """Return what is kept of an image: its number of tokens, and numbers of the first, a middle and the last row."""
-    n = len(rows)
-    return {"n_tokens": n, "rows": {str(i): rows[i, :N_NUMBERS].round(5).tolist() for i in (0, n // 3, n - 1)}}
+    n, places = len(rows), np.linspace(0, rows.shape[1] - 1, N_NUMBERS).astype(int)
+    return {"n_tokens": n, "rows": {str(i): rows[i, places].round(5).tolist() for i in (0, n // 3, n - 1)}}
 
 
 def ours(tiny: TinyProjector, folder: Path) -> list[Chunk]:

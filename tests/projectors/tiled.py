@@ -55,7 +55,7 @@ LFM2 = TinyProjector(
 )
 PHI4 = TinyProjector(
     "phi4",
-    {**KEYS, "image_size": 32, "image_min_pixels": 256, "image_max_pixels": 4096, "clip.use_gelu": True},
+    {**KEYS, "image_size": 32, "image_min_pixels": 256, "image_max_pixels": 2500, "clip.use_gelu": True},
     LAYER,
     {**TENSORS, "v.position_embd.weight": (N, 64), **two_matrices("mm.0", "mm.2", N, 64)},
     n_embd=64,

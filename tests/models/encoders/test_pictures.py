@@ -121,6 +121,8 @@ def test_interpolated_positions_are_those_of_the_grid(tmp_path: Path) -> None:
     weights = other.arrays["x_weights"], other.arrays["y_weights"]
     assert [each.shape for each in weights] == [(6, 8), (4, 8)]
     assert all(np.allclose(each.sum(1), 1) for each in weights)
+    # A coarser grid has the means of more than two positions.
+    assert [np.count_nonzero(each, axis=1).max() for each in weights] == [3, 4]
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -193,6 +195,9 @@ def test_margins_of_granite_pictures_have_no_tokens(tmp_path: Path) -> None:
     tokens = chunk.input.arrays["tokens"]
     assert tokens[16:].reshape(4, 13)[:, -1].tolist() == [64] * 4
     assert sorted(np.delete(tokens[16:].reshape(4, 13), -1, axis=1).reshape(-1)) == list(range(16, 64))
+    (narrow,) = chunks(encoder.prepare(media(64, 20)))
+    lines = narrow.input.arrays["tokens"][16:].reshape(2, 9)
+    assert lines[:, :4].tolist() == [[18, 19, 22, 23], [24, 25, 28, 29]]
     # Windows of 2 × 2 tokens follow one another.
     assert tokens[:16].reshape(4, 4).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
 
@@ -213,7 +218,7 @@ INVALID: list[tuple[TinyProjector, dict[str, Any], dict[str, spec.Shape | None],
     (IDEFICS3, {}, {"mm.model.fc.weight": None}, "'mm.model.fc.weight' is missing"),
     (LFM2, {"projector.scale_factor": 3}, {}, "tiles of 512 pixels with tokens of 48"),
     (LFM2, {}, {"v.position_embd.weight": (32, 35)}, "35 positions; 36 are expected"),
-    (PHI4, {"image_min_pixels": 5000}, {}, "at least 5000 and at most 4096 pixels"),
+    (PHI4, {"image_min_pixels": 5000}, {}, "at least 5000 and at most 2500 pixels"),
     (PHI4, {"image_max_pixels": None}, {}, "'clip.vision.image_max_pixels' is missing"),
     (INTERNVL, {"preproc_min_tiles": 5, "preproc_max_tiles": 4}, {}, "'clip.vision.preproc_min_tiles' is 5"),
     (INTERNVL, {}, {"v.class_embd": None}, "'v.class_embd' is missing"),
