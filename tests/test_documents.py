@@ -23,6 +23,10 @@ from typing import Any
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links, spans, text_of, words
+from PIL import Image
+from projectors import spec
+from projectors.siglip import GEMMA3
+from tiny_models import make_gemma3
 from waiting import GUARD, until
 
 from llamado.cluster.deploy.deployment import Deployment
@@ -58,6 +62,7 @@ NOT_RUN = {
     r"tests/arm\.sh": ("it fetches an emulator and Python for ARM", "tests/arm.sh"),
     r"python benchmarks/\w+\.py|pytest -s -m interop": ("it measures for minutes", "benchmarks/README.md"),
     r"llamado up ray\.yaml": ("it needs a cluster of Ray's", "tests/on_ray/run.sh"),
+    r"llamado (pull hf:|serve -hf ).*gemma-3": ("it fetches gigabytes", "tests/gguf/test_sources.py"),
     r"llamado doctor$": ("what it finds of this machine is no fault of ours", "tests/cluster/test_doctor_files.py"),
 }
 """Commands that are not run here: why, and the file that does it instead, or that they name."""
@@ -297,6 +302,10 @@ def flags_of(given: list[str]) -> Any:
 def reader(tmp_path: Path, request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Reader]:
     one = Reader(tmp_path, request.param)
     (one.home / "models" / "smollm2.gguf").symlink_to(smollm2_path)
+    if one.page == "docs/media.md":
+        make_gemma3(one.work / "gemma-3-4b-it-Q4_K_M.gguf", n_embd=64, n_layer=2, wtype="F32")
+        spec.make(GEMMA3, one.work / "mmproj-model-f16.gguf")
+        Image.new("RGB", (64, 48), "orange").save(one.work / "cat.jpg")
     try:
         yield one
     finally:

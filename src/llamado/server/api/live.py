@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.engine.request import EngineSnapshot, SlotSnapshot
+from llamado.engine.media.spans import text_tokens
 from llamado.http.answer import json_response
 from llamado.server.api.routes import Routes
 from llamado.server.live.stream import LiveStream, polled
@@ -46,7 +47,7 @@ def live_router(state: ServerState) -> Routes:
         for one in served.snapshot().stored:
             entries.append({"tokens": one.n_tokens, "bytes": one.n_bytes, "used": round(one.used, 3)})
             if state.switches.slots:  # without /slots, which shows prompts, no text is shown here either
-                entries[-1]["text"] = served.tokenizer.decode(one.begins, special=True)
+                entries[-1]["text"] = served.tokenizer.decode(text_tokens(one.begins), special=True)
         return json_response(orjson.dumps({"entries": entries}))
 
     return router
