@@ -5,6 +5,7 @@ Options are the records that a command passes to the packages below (recorded_co
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -53,6 +54,9 @@ BASE = {
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
+TEXT = base64.b64encode(b"Hello " * 400).decode()
+"""The file `@folder/text`."""
+ASKED = {"type": "text", "text": "hi"}
 MCP_SERVER = McpServerConfig(name="clock", command=("clock",))
 
 
@@ -168,6 +172,13 @@ ROWS: dict[str, Row] = {
     "serve --cache-list": Row(None, {"listed.cache": True}, part=True),
     "serve --alias": Row("one,two", {"server.aliases": ("one", "two")}),
     "serve --tags": Row("a,b", {"server.tags": ("a", "b")}),
+    "serve --mmproj": option("mmproj", "p.gguf", "p.gguf"),
+    "serve --mmproj-url": option("mmproj", "http://h/p.gguf", "http://h/p.gguf"),
+    "serve --mmproj-auto": option("mmproj_auto", None, False),
+    "serve --image-min-tokens": option("image_min_tokens", "8", 8),
+    "serve --image-max-tokens": option("image_max_tokens", "9", 9),
+    "serve --media-path": switch("media_path", "@folder", "@folder"),
+    "serve --media-url": switch("media_url", None, True),
     "serve --lora": option("lora", "a.gguf,b.gguf", (("a.gguf", 1.0), ("b.gguf", 1.0))),
     "serve --lora-scaled": option("lora", "a.gguf:0.5", (("a.gguf", 0.5),)),
     "serve --lora-init-without-apply": option("lora_apply", None, False),
@@ -387,6 +398,10 @@ ROWS: dict[str, Row] = {
     "serve --otel": Row(None, {"server.otel": True}),
     # other commands
     "run --prompt": Row("ask", {"chat.messages": [{"role": "user", "content": "ask"}]}),
+    "run --image": Row("@folder/text", {"chat.messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{TEXT}"}}, ASKED]}]}),
+    "run --audio": Row("@folder/text", {"chat.messages": [{"role": "user", "content": [
+        {"type": "input_audio", "input_audio": {"data": TEXT, "format": "wav"}}, ASKED]}]}),
     "run --url": Row("http://h:1", {"remote.url": "http://h:1", "remote.model": "@model"}, part=True),
     "run --api-key": Row("k", {"remote.key": "k"}, beside="--url http://h:1"),
     "run --markdown": Row(None, {"chat.markdown": False}),

@@ -269,8 +269,9 @@ INFO = ModelInfo(
 class FakeMedia:
     """Fake encoders: a picture of h rows becomes h tokens between `[` and `]`, a sound one token for 100 samples."""
 
-    def __init__(self, *kinds: MediaKind) -> None:
+    def __init__(self, *kinds: MediaKind, marker: str = "<x>") -> None:
         """`kinds`: those that the model takes; none: both."""
+        self.marker = marker
         self.kinds = kinds or (MediaKind.IMAGE, MediaKind.AUDIO)
         self.prepared: list[Media] = []
 
@@ -282,7 +283,8 @@ class FakeMedia:
 
     def served(self) -> ServedMedia:
         rates = {MediaKind.IMAGE: 0, MediaKind.AUDIO: 16000}
-        return ServedMedia(prepare=lambda media: self.prepare(media), rates={kind: rates[kind] for kind in self.kinds})
+        found = {kind: rates[kind] for kind in self.kinds}
+        return ServedMedia(prepare=lambda media: self.prepare(media), rates=found, marker=self.marker)
 
 
 def served(

@@ -20,6 +20,7 @@ from wire import read_answers, serving
 from llamado.engine.request import Token, TokenProb, TokenProbs
 from llamado.http import connections
 from llamado.http.access import AccessRules
+from llamado.media.chunks import MediaPrompt
 from llamado.server.generate import streaming
 from llamado.server.generate.constraints import OutputConstraints
 from llamado.server.generate.request import MOST_PROBABILITIES, make_request
@@ -251,7 +252,9 @@ def test_probabilities_of_the_whole_vocabulary_for_a_few_tokens() -> None:
 
     def n_predict(n_ctx: int, **fields: int) -> int:
         room = replace(fake, info=replace(fake.info, n_ctx=n_ctx))
-        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).params.n_predict
+        return make_request(
+            fields, [MediaPrompt([1])], room, switches, constraints=OutputConstraints()
+        ).params.n_predict
 
     for n_vocab, n in ((262_144, 4), (151_936, 6), (49_152, 20)):
         assert n_predict(131_072, n_probs=n_vocab, n_predict=n) == n

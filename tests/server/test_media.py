@@ -176,13 +176,13 @@ def marked(*data: bytes, text: str = "<x>", marker: str = "<x>") -> dict[str, An
 @pytest.mark.parametrize("path", ["/completion", "/completions", "/v1/completions"])
 def test_prompts_with_multimodal_data(path: str) -> None:
     body = marked(PICTURE, SOUND, text="a<x>b<x>")
-    prompt, answer = ask(path, body, media_marker="<x>")
+    prompt, answer = ask(path, body)
     assert prompt == "a[***]b[*****]"
     if path != "/v1/completions":
         assert answer["prompt"] == "a[<x>]b[<x>]" and answer["tokens_evaluated"] == len(prompt)
     several = {"prompt": [body["prompt"], "text", marked(text="no media")["prompt"]]}
     engine = FakeEngine()
-    assert post(path, several, engine, media=FakeMedia(), media_marker="<x>")[0] == 200
+    assert post(path, several, engine, media=FakeMedia())[0] == 200
     assert sorted(len(request.media) for request in engine.requests) == [0, 0, 2]
 
 
@@ -198,7 +198,7 @@ def test_prompts_with_multimodal_data(path: str) -> None:
     ],
 )
 def test_malformed_multimodal_data(body: dict[str, Any], error: str) -> None:
-    assert error in refusal("/completion", body, media_marker="<x>")
+    assert error in refusal("/completion", body)
 
 
 def test_prompts_without_a_projector() -> None:
@@ -218,7 +218,9 @@ def test_rendering_shows_the_servers_marker() -> None:
             assert (await http.post("/completion", json=body)).status_code == 200
             return str(marker)
 
-    assert re.fullmatch(r"<__media_\w{32}__>", run(work()))
+    assert run(work()) == "<x>"
+    marker = get("/props")[1]["media_marker"]
+    assert re.fullmatch(r"<__media_\w{32}__>", marker) and get("/props")[1]["media_marker"] == marker
     assert shown(engine) == "<user>a[***]</><assistant>"
 
 
@@ -312,10 +314,10 @@ def test_text_is_never_a_marker() -> None:
     engine = FakeEngine()
     texts = ["<__media__>", "<x>", "<__media_0123__>"]
     body = user(*(words(text) for text in texts), image(), words("<x>"))
-    status, _ = post("/v1/chat/completions", body, engine, media=FakeMedia(), media_marker="<x>")
+    status, _ = post("/v1/chat/completions", body, engine, media=FakeMedia())
     assert status == 200
     assert shown(engine) == "<user>" + "\n".join(texts) + "[***]<x></><assistant>"
-    assert ask("/v1/chat/completions", user(words("<x>")), media_marker="<x>")[0] == "<user><x></><assistant>"
+    assert ask("/v1/chat/completions", user(words("<x>")))[0] == "<user><x></><assistant>"
 
 
 def test_a_template_that_leaves_pictures_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llamado.text.dialects.answer import random_id
@@ -17,8 +18,9 @@ def new_marker() -> str:
     return f"<__media_{random_id()}__>"
 
 
+@cache
 def server_marker() -> str:
-    """Return the marker of a server: that of LLAMA_MEDIA_MARKER, or a new one."""
+    """Return the marker of this process's server: that of LLAMA_MEDIA_MARKER, or a random one."""
     return os.environ.get(VARIABLE) or new_marker()
 
 

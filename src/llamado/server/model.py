@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.request import Defaults, EngineSnapshot, Event, Request
+from llamado.media.markers import server_marker
 from llamado.media.media import Media, MediaKind
 from llamado.models.hparams import Pooling
 from llamado.text.grammar.source import GrammarSource, Trigger
@@ -153,6 +154,8 @@ class ServedMedia:
     """Return the pieces of a prompt for a picture or sound; any thread. Raises MediaError."""
     rates: Mapping[MediaKind, int]
     """The kinds of media that the model takes, and the samples a second of sounds; 0 for pictures."""
+    marker: str = field(default_factory=server_marker)
+    """The marker of prompts with `multimodal_data`."""
 
 
 class Grammars(Protocol):
@@ -239,6 +242,11 @@ class ServedModel:
     """The machines that the model is split across; None for a model on one machine."""
     close: Callable[[float], None] = lambda timeout: None
     """Close the engine within so many seconds."""
+
+    @property
+    def media_marker(self) -> str:
+        """The marker of prompts with `multimodal_data`, which `/props` shows."""
+        return server_marker() if self.media is None else self.media.marker
 
     @property
     def media_kinds(self) -> Collection[MediaKind]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamado.media.markers import server_marker
 from llamado.text.grammar.source import GrammarSource
 
 
@@ -64,8 +63,6 @@ class Switches:
     """Folder of pictures and sounds that requests may name as `file://`; None: none."""
     media_url: bool = False
     """Fetch pictures and sounds from http(s) URLs in requests."""
-    media_marker: str = field(default_factory=server_marker)
-    """The marker of prompts with `multimodal_data`, which `/props` shows."""
     static_path: str | None = None
     """Folder of files to serve instead of the page."""
     page: bool = True

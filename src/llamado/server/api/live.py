@@ -13,8 +13,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llamado.engine.request import EngineSnapshot, SlotSnapshot
 from llamado.engine.media.spans import text_tokens
+from llamado.engine.request import EngineSnapshot, SlotSnapshot
 from llamado.http.answer import json_response
 from llamado.server.api.routes import Routes
 from llamado.server.live.stream import LiveStream, polled

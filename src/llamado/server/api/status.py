@@ -177,7 +177,7 @@ def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
             "video": False,
             "audio": MediaKind.AUDIO in served.media_kinds,
         },
-        "media_marker": switches.media_marker,
+        "media_marker": served.media_marker,
         "endpoint_slots": switches.slots,
         "endpoint_props": switches.props,
         "endpoint_metrics": switches.metrics,

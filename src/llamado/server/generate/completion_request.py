@@ -35,7 +35,7 @@ def read_completion(
         given = body["prompt"]
     else:
         given = prompt()
-    prompts = prompts_in_context(given, served, most=switches.max_prompts, marker=switches.media_marker)
+    prompts = prompts_in_context(given, served, most=switches.max_prompts)
     fields = read_fields(body, served.tokenizer, served.n_slots)
     request = make_request(
         fields,
@@ -44,17 +44,17 @@ def read_completion(
         switches,
         constraints=read_constraints(body, served.tokenizer),
         show_prompts=native or fields.get("verbose", switches.verbose),
-        echoed=_prompt_texts(given, prompts, served, switches) if fields.get("echo") and not native else (),
+        echoed=_prompt_texts(given, prompts, served) if fields.get("echo") and not native else (),
     )
     return _with_prompt_probs(request) if request.echoed and request.params.n_probs else request
 
 
-def _prompt_texts(given: Any, prompts: Sequence[MediaPrompt], served: ServedModel, switches: Switches) -> list[str]:
+def _prompt_texts(given: Any, prompts: Sequence[MediaPrompt], served: ServedModel) -> list[str]:
     """Return the prompts as text: as the client sent them, or decoded if it sent tokens."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and len(texts) == len(prompts) and all(isinstance(text, str) for text in texts):
         return texts
-    return [prompt_text(prompt, served.tokenizer, switches.media_marker) for prompt in prompts]
+    return [prompt_text(prompt, served.tokenizer, served.media_marker) for prompt in prompts]
 
 
 def _with_prompt_probs(request: GenerationRequest) -> GenerationRequest:

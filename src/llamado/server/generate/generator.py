@@ -100,7 +100,7 @@ class Generator:
 
         Raises LlamadoError.
         """
-        body, _ = take_media(body, self.served.media_kinds, self.switches.media_marker)
+        body, _ = take_media(body, self.served.media_kinds, self.served.media_marker)
         return await self._render(body, strict_tools)
 
     async def _render(self, body: Mapping[str, Any], strict_tools: StrictTools | None) -> str:

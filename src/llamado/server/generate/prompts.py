@@ -118,11 +118,11 @@ def _check_tokens(tokens: Sequence[int], tokenizer: ServedTokenizer) -> None:
         raise invalid("Prompt contains invalid tokens")
 
 
-def prompts_in_context(prompt: Any, served: ServedModel, *, most: int, marker: str = "") -> list[MediaPrompt]:
+def prompts_in_context(prompt: Any, served: ServedModel, *, most: int) -> list[MediaPrompt]:
     """Tokenize as `tokenize_prompts`. Raises ApiError for a prompt that does not fit into the context, too."""
     for item in prompt if isinstance(prompt, list) else [prompt]:
         _check_length(_n_characters(item), served)
-    found = tokenize_prompts(prompt, served.tokenizer, most=most, marker=marker)
+    found = tokenize_prompts(prompt, served.tokenizer, most=most, marker=served.media_marker)
     return [_in_context(one, served) for one in found]
 
 

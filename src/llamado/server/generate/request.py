@@ -108,7 +108,7 @@ def make_request(
     fields = {name: value for name, value in given.items() if BY_NAME[name].of != "server"}
     params = served.defaults.params(preserved=constraints.preserved, **fields)
     n_predict = _bounded_n_predict(params, len(prompts) * own.get("n", 1), served.info.n_ctx)
-    texts = [_text(prompt, served, switches.media_marker) for prompt in prompts] if show_prompts else []
+    texts = [_text(prompt, served) for prompt in prompts] if show_prompts else []
     return GenerationRequest(
         params=dataclasses.replace(params, n_predict=n_predict),
         prompts=[prompt.tokens for prompt in prompts],
@@ -123,9 +123,9 @@ def make_request(
     )
 
 
-def _text(prompt: MediaPrompt, served: ServedModel, marker: str) -> str:
+def _text(prompt: MediaPrompt, served: ServedModel) -> str:
     if prompt.spans:
-        return prompt_text(prompt, served.tokenizer, marker)
+        return prompt_text(prompt, served.tokenizer, served.media_marker)
     return served.tokenizer.decode(prompt.tokens, special=True)
 
 

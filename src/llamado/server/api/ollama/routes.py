@@ -152,7 +152,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
             if found := bodies.images(body):
                 if context:
                     raise invalid("images cannot follow a context: send all messages to /api/chat")
-                marked = generator.switches.media_marker * len(found) + prompt
+                marked = served.media_marker * len(found) + prompt
                 mixed = {"prompt_string": marked, "multimodal_data": found}
             return await generator.complete({**completion, "prompt": mixed}, make)
         converted = bodies.generate_chat(body, n_ctx=n_ctx, thinks=thinks(served.template))
