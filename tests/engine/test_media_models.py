@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -27,6 +28,7 @@ from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request, Result
 from llamado.engine.scheduler import outage
+from llamado.ggml.graph import Graph
 from llamado.media.chunks import Grid, MediaSpan
 from llamado.models import ARCHITECTURES
 from llamado.models.batch import Batch
@@ -449,3 +451,33 @@ def test_a_slot_is_saved_although_its_device_is_lost(jit: Jit, tmp_path: Path, e
     restored = Answer(engine, longer, 4, spans)
     assert restored.logits == Answer(engine, longer, 4, spans, cache_prompt=False).logits
     assert restored.result.n_cached == 63
+
+
+def test_batches_of_media_do_not_overtake_those_of_text(open_model: OpenModel, tmp_path: Path) -> None:
+    """Only text needs the device that has the table of tokens, so media would arrive at the layers earlier."""
+    path = make(TINY["llama"], tmp_path / "m.gguf")
+    placement = Placement((1,) * TINY["llama"].n_layer, 1)
+    runner = open_model(path, placement=placement, n_devices=2, n_cells=512, max_batch=32, embeddings=True)
+    ids = np.array(tokens(40), np.int32)
+
+    def last_row(rows: Array | None) -> bytes:
+        handle = runner.memory.allocate(64)
+        assert handle is not None
+        futures = []
+        for first, n in ((0, 10), (10, 20), (30, 10)):
+            more = {"embeddings": rows} if rows is not None and first == 10 else {}
+            outputs = np.array([n - 1], np.int32)
+            futures.append(runner.start(ids[first : first + n], [Span(handle, first, n)], outputs, **more))
+            handle.used += n
+        return b"".join(future.result(60).tobytes() for future in futures)
+
+    expected, rows = last_row(None), table_of(runner)(ids[10:30])
+    assert last_row(rows) == expected
+    submit = runner.devices[0].submit
+
+    def late(graph: Graph) -> None:
+        time.sleep(0.05)
+        submit(graph)
+
+    runner.devices[0].submit = late  # type: ignore[method-assign]
+    assert last_row(rows) == expected

@@ -206,19 +206,21 @@ class Pipeline:
         self._width = width
         self.ring = Ring(devices)
         self._here = LocalBatches(output, width, self.times if len(devices) > 1 else None)
-        self._flying: set[Future[NDArray[np.float32]]] = set()
+        # batches in flight, and the devices of their parts
+        self._flying: dict[Future[NDArray[np.float32]], list[int]] = {}
         self._order = threading.Lock()
         # by device: batches in the order in which they leave it
         self._leaving: defaultdict[int, deque[_Job]] = defaultdict(deque)
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
-        self._closed = self._failed = False
+        self._closed = self._failed = self._is_alone = False
 
     def set_up(self, parts: Sequence[GraphPart], used: Sequence[int]) -> None:
         """Set the parts of following batches, on devices of these numbers."""
         self._here.forget()
         self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
-        alone = len(parts) == 1 and self._devices[parts[0].device].local
-        for device in () if alone else used:
+        # otherwise the threads of the devices run everything, so that batches of fewer parts do not overtake
+        self._is_alone = len(parts) == 1 and self._devices[parts[0].device].local
+        for device in () if self._is_alone else used:
             if device not in self._queues:
                 self._queues[device] = queue.SimpleQueue()
                 work = (device, self._queues[device])
@@ -237,13 +239,16 @@ class Pipeline:
 
         A batch that only this machine computes is completed when its result is read.
         """
-        if len(parts) == 1 and self._devices[parts[0].device].local:
+        if self._is_alone and len(parts) == 1:
             return self._here.run(self._devices[parts[0].device], parts[0], feeds, batch, features)
         # several devices may need the same input, and later
         inputs = {feed.name: feed.fill(batch) for feed in feeds}
         job = _Job(parts, inputs, batch.n_tokens, len(batch.outputs), features)
-        self._flying.add(job.future)
-        job.future.add_done_callback(self._flying.discard)
+        devices = [part.device for part in parts]
+        if overtaken := [other for other, theirs in [*self._flying.items()] if _overtakes(devices, theirs)]:
+            wait(overtaken)
+        self._flying[job.future] = devices
+        job.future.add_done_callback(lambda done: self._flying.pop(done, None))
         self._hand_over(job, 0)
         return job.future
 
@@ -433,3 +438,10 @@ class Pipeline:
         with suppress(Exception):
             job.future.set_exception(error)
         self._leave(job, 0)
+
+
+def _overtakes(devices: Sequence[int], others: Sequence[int]) -> bool:
+    """Return True if a batch with parts on these devices would get ahead of one in flight: it begins at a device that
+    the other one reaches later. Batches of embeddings do, because they need no lookup of tokens.
+    """
+    return devices[0] != others[0] and devices[0] in others
