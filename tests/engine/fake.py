@@ -19,7 +19,7 @@ from waiting import GUARD, until
 from llamado.devices.device import DeviceLost
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.drafts.drafts import DraftManager
-from llamado.engine.engine import Engine
+from llamado.engine.engine import Engine, EngineParts
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.media.stage import MediaStage
@@ -376,4 +376,5 @@ def new_engine(
     """Return an engine with options by name, including those of the split and of the adapters."""
     split = SplitOptions(failover=failover, request_wait=wait)
     scales = DefaultScales(lora, invocations)
-    return Engine(forward, tokenizer, EngineOptions(split=split, **options), scales=scales, drafts=drafts, media=media)
+    given, parts = EngineOptions(split=split, **options), EngineParts(media)
+    return Engine(forward, tokenizer, given, scales=scales, drafts=drafts, parts=parts)

@@ -22,7 +22,7 @@ from waiting import until
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement, SplitOptions
 from llamado.engine.cache.prompt_cache import CellReader
-from llamado.engine.engine import Engine
+from llamado.engine.engine import Engine, EngineParts
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
@@ -89,7 +89,7 @@ class Models:
         media = stage(self.encoder, multi_positions=runner.model.multi_positions)
         given = {"n_ctx": 256, "n_slots": 4, "max_queue": 64, **options}
         return self._exits.enter_context(
-            closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(**given), media=media))
+            closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(**given), parts=EngineParts(media)))
         )
 
 
@@ -284,7 +284,7 @@ def test_a_chunk_whose_tokens_see_each_other(open_model: OpenModel, exits: ExitS
     ids = np.array(tokens(60), np.int32)
     media = stage(FakeEncoder(table))
     engine = exits.enter_context(
-        closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(n_ctx=256, n_slots=3), media=media))
+        closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(n_ctx=256, n_slots=3), parts=EngineParts(media)))
     )
 
     def by_hand(last: int, bidirectional: bool) -> bytes:
@@ -373,7 +373,7 @@ def test_the_same_bits_from_several_devices(open_model: OpenModel, exits: ExitSt
         runner = open_model(path, placement=placement, n_devices=n_devices, **given)
         media = stage(FakeEncoder(table_of(runner)))
         engine = exits.enter_context(
-            closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(n_ctx=256, n_slots=2), media=media))
+            closing(Engine(runner, AnyTokenizer(eog=()), EngineOptions(n_ctx=256, n_slots=2), parts=EngineParts(media)))
         )
         found += [Answer(engine, prompt, 6).logits, Answer(engine, ids, 6, spans).logits]
     assert found == found[:1] * 4
@@ -399,7 +399,7 @@ def test_an_answer_goes_on_after_the_loss_of_a_device(
                 cluster.forward,
                 AnyTokenizer(eog=()),
                 EngineOptions(n_ctx=256, n_slots=2, split=SplitOptions(failover=30)),
-                media=stage(encoder, multi_positions=True),
+                parts=EngineParts(stage(encoder, multi_positions=True)),
             )
         )
     )
@@ -428,7 +428,7 @@ def test_a_slot_is_saved_although_its_device_is_lost(jit: Jit, tmp_path: Path, e
                 cluster.forward,
                 AnyTokenizer(eog=()),
                 EngineOptions(n_ctx=256, split=SplitOptions(failover=30)),
-                media=media,
+                parts=EngineParts(media),
             )
         )
     )

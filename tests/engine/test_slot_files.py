@@ -280,10 +280,6 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda d: resealed(put(d, 76, struct.pack("<i", 97)), 307),
         "tokens that the model does not have",
     ),
-    "negative token": (
-        lambda d: resealed(put(d, 76, struct.pack("<i", -1)), 307),
-        "tokens that the model does not have",
-    ),
 }
 
 

@@ -123,7 +123,7 @@ def test_dropping_cells_drops_their_checkpoints(layers: Layers) -> None:
         for _ in range(2):
             prompt = chat.prompt()
             chat.answered(prompt, ask(engine, req(prompt, 12)).tokens)
-        cache, slots = engine._sequence_cache, engine._sequence_cache._slots
+        cache, slots = engine._sequence_cache, engine._sequence_cache.slots
         assert cache.store is not None and cache.store.reserved and any(slot.snapshots.tails for slot in slots)
         cache.forget()
         assert not cache.store.reserved and not any(slot.snapshots.tails for slot in slots)

@@ -81,14 +81,21 @@ class _InFlightBatch(NamedTuple):
         return all(not share.n and share.epoch != share.task.ahead.epoch for share in self.shares)
 
 
+class EngineParts(NamedTuple):
+    """Replaceable parts of an engine: `media` encodes the media of prompts, `top_rows` finds the largest logits."""
+
+    media: MediaStage | None = None
+    """None: prompts have text only."""
+    top_rows: RowFinder = top_rows_numpy
+
+
 class Engine:
     """Answers requests on one thread of its own; all methods may be called from any thread.
 
     `options`: those of loading are ignored; n_ctx 0: as many tokens as the memory has. `scales`: scales of the model's
     adapters for requests without their own (see `set_lora`). Requests with different scales alternate, never share a
     forward pass, and never reuse each other's cells. `drafts`: sources of draft tokens (see drafts/), for this engine
-    only; None: no drafts. `media`: encodes the media of prompts; None: prompts have text only. `top_rows`: a faster
-    kernel.
+    only; None: no drafts.
 
     Cells are reused only for common prefixes: moving the cells of a later piece to another prompt (llama-server's
     `n_cache_reuse`) would change answers.
@@ -110,9 +117,9 @@ class Engine:
         *,
         scales: DefaultScales | None = None,
         drafts: DraftManager | None = None,
-        media: MediaStage | None = None,
-        top_rows: RowFinder = top_rows_numpy,
+        parts: EngineParts = EngineParts(),  # noqa: B008
     ) -> None:
+        media, top_rows = parts
         n_cells = forward.memory.n_cells
         n_ctx = options.n_ctx_slot or n_cells
         if not 0 < n_ctx <= n_cells:
@@ -138,8 +145,8 @@ class Engine:
         self._sequence_cache = SequenceCache(
             forward, self._queue, self._stats, options, tokenizer.control, self._outages.note
         )
-        self._media = media or MediaStage()
-        self._planner = Planner(forward, self._slots, self._sequence_cache, self._stats, options, drafts, self._media)
+        self._media = media if media is not None else MediaStage()
+        self._planner = Planner(forward, self._sequence_cache, self._stats, options, drafts, self._media)
         self._output_processor = OutputProcessor(
             tokenizer, self._queue, self._stats, options, top_rows, self._sequence_cache.shift
         )

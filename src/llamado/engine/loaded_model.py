@@ -28,7 +28,7 @@ from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.load import DraftModel, Reserve, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
-from llamado.engine.engine import Engine
+from llamado.engine.engine import Engine, EngineParts
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, prompt_memory
@@ -448,7 +448,8 @@ def _engine(
         n_ctx=n_ctx * (1 if options.unified else options.n_slots),
         cache_ram=prompt_memory(options.cache_ram, memory().total),
     )
-    return Engine(forward, tokenizer, fitted, scales=scales, drafts=drafts, media=media, top_rows=top_rows)
+    parts = EngineParts(media, top_rows)
+    return Engine(forward, tokenizer, fitted, scales=scales, drafts=drafts, parts=parts)
 
 
 def _close(forward: object) -> None:

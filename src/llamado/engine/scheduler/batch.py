@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +74,6 @@ class Planner:
     def __init__(
         self,
         forward: Forward,
-        slots: Sequence[Slot],
         sequences: SequenceCache,
         stats: Statistics,
         options: SchedulerOptions,
@@ -84,7 +82,7 @@ class Planner:
     ) -> None:
         self._media = media
         self._forward = forward
-        self._slots = slots
+        self._slots = sequences.slots
         self._sequence_cache = sequences
         self._stats = stats
         self._cont_batching = options.cont_batching

@@ -59,7 +59,7 @@ class SequenceCache:
         self.memory = forward.memory
         self._forward = forward
         self._numerics = forward.numerics
-        self._slots = queue.slots
+        self.slots = queue.slots
         self._stats = stats
         self._idle_slots = options.cache_idle_slots if options.cache_ram else None
         self._notify, self._note_loss = queue.notify, note_loss
@@ -99,7 +99,7 @@ class SequenceCache:
                 None if disk is None else disk.put,
             )
         if memory.has_tails:
-            for slot in self._slots:
+            for slot in self.slots:
                 slot.snapshots.cut(0)
                 store = self.store
                 slot.snapshots = (
@@ -133,7 +133,7 @@ class SequenceCache:
         self._stats.queue.add(task.t_start - task.t_arrival)
         self._stats.n_cached += slot.used
         if self._idle_slots is not None:
-            for other in self._slots:
+            for other in self.slots:
                 if other.idle and other.handle is not None and (slot.leader is None or other is not slot.leader[0]):
                     self._store(other)
                     if self._idle_slots == "clear":
@@ -167,7 +167,7 @@ class SequenceCache:
         slot.
         """
         branch = 0
-        for other in self._slots:
+        for other in self.slots:
             if other is slot or (other.task is None and other.handle is None):
                 continue
             shared = self._shared(other, prompt, scales, spans, other.length)
@@ -207,7 +207,7 @@ class SequenceCache:
     def forget(self) -> None:
         """Drop all cells because devices change; every sequence is read again."""
         self._void = True
-        for slot in self._slots:
+        for slot in self.slots:
             slot.leader = None
             self.drop(slot)
 
@@ -223,7 +223,7 @@ class SequenceCache:
     def reset(self) -> None:
         """Drop all sequences and cells."""
         self.memory.clear()
-        for slot in self._slots:
+        for slot in self.slots:
             self._cancel_read(slot)
             slot.snapshots.cut(0)
             slot.handle = None
@@ -234,7 +234,7 @@ class SequenceCache:
         if self.disk is None:
             return
         self._check_numerics()
-        for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
+        for slot in sorted(self.slots, key=lambda slot: slot.t_last_used):
             self._store(slot)
         self.disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
 
@@ -334,7 +334,7 @@ class SequenceCache:
             return
         tokens = slot.tokens[: handle.used]
         scales = slot.scales
-        others = (other for other in self._slots if other is not slot)
+        others = (other for other in self.slots if other is not slot)
         held = any(other.common_prefix(tokens, scales) == tokens.size for other in others)
         if held or store.holds(tokens, scales):
             return
@@ -381,11 +381,11 @@ class SequenceCache:
                 slot.leader = None
                 return True
             leader = slot.leader[0] if slot.leader is not None else None
-            idle = [other for other in self._slots if other.idle and other.handle is not None]
+            idle = [other for other in self.slots if other.idle and other.handle is not None]
             if idle:
                 victim = min(idle, key=lambda other: (other is leader, other.t_last_used))
             else:
-                younger = [other for other in self._slots if other.handle is not None and other.age > task.id]
+                younger = [other for other in self.slots if other.handle is not None and other.age > task.id]
                 if not younger:
                     return False
                 victim = max(younger, key=lambda other: other.age)
@@ -401,7 +401,7 @@ class SequenceCache:
         if not n:
             return
         while (handle := self.memory.allocate(n)) is None:
-            idle = [other for other in self._slots if other.idle and other.handle is not None]
+            idle = [other for other in self.slots if other.idle and other.handle is not None]
             if not idle:
                 raise NoRoom(f"there is no room for {n} tokens beside the running answers")
             victim = min(idle, key=lambda other: other.t_last_used)
@@ -513,7 +513,7 @@ class SequenceCache:
 
     def cancel_stale_reads(self) -> None:
         """Cancel reads from disk for requests that are over."""
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.load is not None and slot.task is None:
                 self._cancel_read(slot)
 
