@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from llamado.media.encoded import read_encoded
 from llamado.media.errors import MediaError
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.media_parts import MOST_MEDIA, MediaReference, PreparedMedia, not_supported_here
+from llamado.server.generate.media_parts import MediaReference, PreparedMedia, not_supported_here
 from llamado.server.generate.prompts import too_long
 from llamado.server.generate.threads import off_loop_media
 from llamado.server.model import ServedModel
@@ -96,8 +96,6 @@ class MediaLoader:
         self, given: Sequence[MediaReference | bytes], served: ServedModel, hold: MediaHold
     ) -> list[PreparedMedia]:
         """Return the pictures and sounds, prepared; `hold` gets their memory. Raises ApiError and MediaError."""
-        if len(given) > MOST_MEDIA:
-            raise invalid(f"more than {MOST_MEDIA} pictures and sounds in one request")
         found: list[PreparedMedia] = []
         n_tokens = 0
         # One after the other, so that a request with many pictures does not keep all others waiting.
