@@ -12,8 +12,9 @@ from projectors.spec import TinyProjector
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.gguf.reader import GGUFFile
-from llamado.media.chunks import tokenize
+from llamado.media.chunks import MediaChunk, tokenize
 from llamado.media.media import Media, MediaKind
+from llamado.models.encoders.registry import load_encoders
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.interop
@@ -29,6 +30,42 @@ def picture(height: int, width: int) -> Media:
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / 9 + i) + np.cos(y / (5 + i)) for i in range(3)], 2) * 50 + 128
     return Media(MediaKind.IMAGE, np.clip(waves + rng.normal(0, 30, waves.shape), 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "limits"),
+    [
+        ("lfm2", (1100, 1500), {}),
+        ("lfm2", (500, 300), {"min_tokens": 80, "max_tokens": 90}),
+        ("lfm2", (60, 60), {"min_tokens": 80}),
+        ("idefics3", (70, 90), {"max_tokens": 16}),
+        ("idefics3", (40, 30), {"min_tokens": 30, "max_tokens": 60}),
+        ("internvl", (90, 400), {}),
+        ("llama4", (400, 70), {}),
+        ("minicpmv4_6", (20, 300), {}),
+        ("granite4_vision", (20, 300), {}),
+    ],
+)
+def test_pictures_are_cut_as_by_mtmd(
+    peer_bin: Path, tmp_path: Path, name: str, size: tuple[int, int], limits: dict[str, int]
+) -> None:
+    tiny = every()[name]
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf"), text.make(tiny, tmp_path / "text.gguf")
+    media = picture(*size)
+    with Mtmd(peer_bin, path, model, **limits) as mtmd:
+        theirs = mtmd.chunks("<__media__>", [media.data], encode=False, add_special=False)
+    encoder = load_encoders(GGUFFile.open(path), **limits)
+    tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
+    ours = tokenize("<__media__>", [media], tokenizer.encode, encoder.prepare, bos=None, eos=None)
+    spans = {span.start: span.chunk.n_tokens for span in ours.spans}
+    at = 0
+    for chunk in theirs:
+        if chunk.kind == "text":
+            assert ours.tokens[at : at + chunk.n_tokens] == chunk.tokens
+        else:
+            assert spans.pop(at) == chunk.n_tokens
+        at += chunk.n_tokens
+    assert at == len(ours.tokens) and not spans
 
 
 @pytest.mark.parametrize("tiny", PROJECTORS, ids=lambda tiny: tiny.name)
@@ -64,3 +101,20 @@ def test_prompts_and_embeddings_are_those_of_mtmd(peer_bin: Path, tmp_path: Path
             np.testing.assert_allclose(norms, 1, atol=2e-3)
         at += chunk.n_tokens
     assert at == len(ours.tokens) and next(spans, None) is None
+
+
+@pytest.mark.parametrize("name", ["adapter", "granite4_vision", "idefics3", "llama4", "resampler"])
+def test_files_with_quantized_weights(peer_bin: Path, tmp_path: Path, name: str) -> None:
+    tiny, media = every()[name], picture(64, 64)
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf", wtype="Q8_0"), text.make(tiny, tmp_path / "text.gguf")
+    with Mtmd(peer_bin, path, model) as mtmd:
+        theirs = [chunk.embeddings for chunk in mtmd.chunks("<__media__>", [media.data]) if chunk.nx]
+    file, encoder = spec.encoder_of(path)
+    device = CpuDevice(2)
+    ours = [piece for piece in encoder.prepare(media) if isinstance(piece, MediaChunk)]
+    for chunk, expected in zip(ours, theirs, strict=True):
+        assert expected is not None
+        rows = spec.encode(device, file, encoder, chunk.input)
+        cosines = (rows * expected).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(expected, axis=1)
+        # llama.cpp and this device round activations differently.
+        assert cosines.min() > 0.998

@@ -46,9 +46,9 @@ def image_chunk(rows: NDArray[np.float32]) -> Chunk:
     return {"n_tokens": n, "rows": {str(i): rows[i, places].round(5).tolist() for i in (0, n // 3, n - 1)}}
 
 
-def ours(tiny: TinyProjector, folder: Path) -> list[Chunk]:
-    """Return the chunks that this device computes."""
-    file, encoder = spec.encoder_of(spec.make(tiny, folder / "mmproj.gguf"))
+def ours(tiny: TinyProjector, folder: Path, wtype: str = "F32") -> list[Chunk]:
+    """Return the chunks that this device computes with weights of a type."""
+    file, encoder = spec.encoder_of(spec.make(tiny, folder / "mmproj.gguf", wtype=wtype))
     tokenizer = load_tokenizer(GGUFFile.open(text.make(tiny, folder / "text.gguf")).metadata)
     prompt = tokenize("<__media__>", [picture()], tokenizer.encode, encoder.prepare, bos=None, eos=None)
     device, at, found = CpuDevice(1), 0, []

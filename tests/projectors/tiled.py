@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from projectors.siglip import FF, KEYS, LAYER, TENSORS, N
 from projectors.spec import Shape, TinyProjector
 
@@ -83,6 +85,11 @@ INTERNVL = TinyProjector(
     n_embd=64,
     tokens=("<img>", "</img>"),
 )
+HEAD_NORMS = replace(
+    INTERNVL,
+    layer={**LAYER, "ls1.weight": N, "ls2.weight": N, "attn_q_norm.weight": N, "attn_k_norm.weight": N},
+    variant="norms",
+)
 NEMOTRON_V2_VL = TinyProjector(
     "nemotron_v2_vl",
     {**KEYS, "image_size": 32, "projector.scale_factor": 2, "clip.use_gelu": True},
@@ -113,4 +120,4 @@ LLAMA4 = TinyProjector(
     n_embd=64,
     tokens=("<|image_start|>", "<|image_end|>"),
 )
-PROJECTORS = [IDEFICS3, LFM2, PHI4, JANUS_PRO, INTERNVL, NEMOTRON_V2_VL, LLAMA4]
+PROJECTORS = [IDEFICS3, LFM2, PHI4, JANUS_PRO, INTERNVL, HEAD_NORMS, NEMOTRON_V2_VL, LLAMA4]

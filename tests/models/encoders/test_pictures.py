@@ -19,12 +19,14 @@ from projectors.tiled import IDEFICS3, INTERNVL, LFM2, LLAMA4, NEMOTRON_V2_VL, P
 from reference import ReferenceDevice
 
 from llamado.ggml.graph import Graph
+from llamado.ggml.ops import Op
 from llamado.gguf.errors import GgufError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput, MediaChunk, Piece
 from llamado.media.media import Media, MediaKind
 from llamado.media.preprocessing import PreparedPicture
+from llamado.models.encoders import internvl
 from llamado.models.encoders.convolution import convolve_each, taps
 from llamado.models.encoders.encoder import MediaEncoder
 from llamado.models.encoders.granite4 import Granite4VisionEncoder, unpad
@@ -157,9 +159,9 @@ def places(encoder: VitEncoder, nx: int, ny: int) -> list[list[int]]:
 
 
 def test_patches_of_a_token_are_neighbors(tmp_path: Path) -> None:
-    internvl, llama4 = encoder_of(INTERNVL, tmp_path), encoder_of(LLAMA4, tmp_path)
-    assert isinstance(internvl, VitEncoder) and isinstance(llama4, Llama4Encoder)
-    assert places(internvl, 4, 4) == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    plain, llama4 = encoder_of(INTERNVL, tmp_path), encoder_of(LLAMA4, tmp_path)
+    assert isinstance(plain, VitEncoder) and isinstance(llama4, Llama4Encoder)
+    assert places(plain, 4, 4) == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
     assert places(llama4, 4, 4) == [[0, 1, 4, 5], [8, 9, 12, 13], [2, 3, 6, 7], [10, 11, 14, 15]]
     minicpm = encoder_of(MINICPMV46, tmp_path)
     assert isinstance(minicpm, MiniCpmV46Encoder)
@@ -167,6 +169,17 @@ def test_patches_of_a_token_are_neighbors(tmp_path: Path) -> None:
         [0, 1, 8, 9, 2, 3, 10, 11, 16, 17, 24, 25, 18, 19, 26, 27],
         [4, 5, 12, 13, 6, 7, 14, 15, 20, 21, 28, 29, 22, 23, 30, 31],
     ]
+
+
+def test_the_largest_internvl_has_rms_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def norms() -> int:
+        graph = encoder_of(INTERNVL, tmp_path).build((64,))
+        return sum(node.op is Op.RMS_NORM for node in graph.nodes)
+
+    assert norms() == 0
+    monkeypatch.setattr(internvl, "WIDTH_WITH_RMS_NORMS", 32)
+    monkeypatch.setattr(internvl, "LAYERS_WITH_RMS_NORMS", 2)
+    assert norms() == 4
 
 
 def test_positions_of_llama_4_are_counted_from_1(tmp_path: Path) -> None:
