@@ -22,6 +22,8 @@ pytestmark = pytest.mark.interop
 PROJECTORS = every().values()
 SIZES = [(144, 272), (64, 64), (41, 100)]
 """Heights and widths of pictures: of odd numbers of tokens, of the table of positions, and one that is resized."""
+TILED = {"step3vl": [(64, 64), (520, 1100)], "deepseekocr": [(700, 1500)], "deepseekocr2": [(500, 800)]}
+"""Pictures that become several tiles, instead of the others."""
 
 
 def picture(height: int, width: int) -> Media:
@@ -68,14 +70,17 @@ def test_pictures_are_cut_as_by_mtmd(
     assert at == len(ours.tokens) and not spans
 
 
+@pytest.mark.parametrize("wtype", ["F32", *(pytest.param(name, marks=pytest.mark.full) for name in ("F16", "Q8_0"))])
 @pytest.mark.parametrize("tiny", PROJECTORS, ids=lambda tiny: tiny.name)
-def test_prompts_and_embeddings_are_those_of_mtmd(peer_bin: Path, tmp_path: Path, tiny: TinyProjector) -> None:
-    path, model = spec.make(tiny, tmp_path / "mmproj.gguf"), text.make(tiny, tmp_path / "text.gguf")
-    pictures = [picture(*size) for size in SIZES]
+def test_prompts_and_embeddings_are_those_of_mtmd(
+    peer_bin: Path, tmp_path: Path, tiny: TinyProjector, wtype: str
+) -> None:
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf", wtype=wtype), text.make(tiny, tmp_path / "text.gguf")
+    pictures = [picture(*size) for size in TILED.get(tiny.projector, SIZES)]
     prompt = "see <__media__> and" * len(pictures)
     with Mtmd(peer_bin, path, model) as mtmd:
         theirs = mtmd.chunks(prompt, [media.data for media in pictures])
-    file, encoder = spec.encoder_of(path)
+    file, encoder = spec.encoder_of(path, tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
     ours = tokenize(prompt, pictures, tokenizer.encode, encoder.prepare, bos=tokenizer.bos, eos=None)
     device, at, spans = CpuDevice(2), 0, iter(ours.spans)
@@ -93,12 +98,14 @@ def test_prompts_and_embeddings_are_those_of_mtmd(peer_bin: Path, tmp_path: Path
             assert chunk.embeddings is not None
             rows = spec.encode(device, file, encoder, given.input)
             assert rows.shape == chunk.embeddings.shape
+            assert np.isfinite(rows).all()
             cosines = (rows * chunk.embeddings).sum(1) / (
                 np.linalg.norm(rows, axis=1) * np.linalg.norm(chunk.embeddings, axis=1)
             )
-            assert cosines.min() > 0.9999
+            # Activations are rounded to 8 bits for quantized weights, in blocks of other sizes there.
+            assert cosines.min() > (0.998 if wtype == "Q8_0" else 0.9999)
             norms = np.linalg.norm(rows, axis=1) / np.linalg.norm(chunk.embeddings, axis=1)
-            np.testing.assert_allclose(norms, 1, atol=2e-3)
+            np.testing.assert_allclose(norms, 1, atol=5e-2 if wtype == "Q8_0" else 2e-3)
         at += chunk.n_tokens
     assert at == len(ours.tokens) and next(spans, None) is None
 

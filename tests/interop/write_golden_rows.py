@@ -21,7 +21,7 @@ def theirs(programs: Path, tiny: TinyProjector, folder: Path) -> list[Chunk]:
     projector, model = spec.make(tiny, folder / "mmproj.gguf"), text.make(tiny, folder / "text.gguf")
     found: list[Chunk] = []
     with Mtmd(programs, projector, model) as mtmd:
-        for chunk in mtmd.chunks("<__media__>", [golden_rows.picture().data], add_special=False):
+        for chunk in mtmd.chunks("<__media__>", [golden_rows.picture(tiny.name).data], add_special=False):
             if chunk.embeddings is None:
                 found.append({"tokens": chunk.tokens})
             else:

@@ -22,7 +22,9 @@ from projectors import spec, text
 from projectors.spec import TinyProjector
 
 FOLDER = Path(__file__).parent / "golden"
-HEIGHT, WIDTH = 40, 100
+SIZE = 40, 100
+SIZES = {"deepseekocr": (300, 660), "deepseekocr2": (300, 800)}
+"""Heights and widths of the picture; the others are cut into tiles."""
 N_NUMBERS = 6
 
 Chunk = dict[str, Any]
@@ -33,10 +35,11 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{name}.json"
 
 
-def picture() -> Media:
-    """Return the picture: colors that change slowly to the right and below, and noise."""
-    y, x = np.mgrid[:HEIGHT, :WIDTH]
-    colors = np.stack([x * 2, y * 5, x + y], axis=2) + np.random.default_rng(0).integers(0, 40, (HEIGHT, WIDTH, 3))
+def picture(name: str) -> Media:
+    """Return the picture for a projector: colors that change slowly to the right and below, and noise."""
+    height, width = SIZES.get(name, SIZE)
+    y, x = np.mgrid[:height, :width]
+    colors = np.stack([x * 2, y * 5, x + y], axis=2) + np.random.default_rng(0).integers(0, 40, (height, width, 3))
     return Media(MediaKind.IMAGE, np.clip(colors, 0, 255).astype(np.uint8))
 
 
@@ -48,9 +51,9 @@ def image_chunk(rows: NDArray[np.float32]) -> Chunk:
 
 def ours(tiny: TinyProjector, folder: Path, wtype: str = "F32") -> list[Chunk]:
     """Return the chunks that this device computes with weights of a type."""
-    file, encoder = spec.encoder_of(spec.make(tiny, folder / "mmproj.gguf", wtype=wtype))
+    file, encoder = spec.encoder_of(spec.make(tiny, folder / "mmproj.gguf", wtype=wtype), tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(text.make(tiny, folder / "text.gguf")).metadata)
-    prompt = tokenize("<__media__>", [picture()], tokenizer.encode, encoder.prepare, bos=None, eos=None)
+    prompt = tokenize("<__media__>", [picture(tiny.name)], tokenizer.encode, encoder.prepare, bos=None, eos=None)
     device, at, found = CpuDevice(1), 0, []
 
     def of(chunk: MediaChunk) -> Chunk:

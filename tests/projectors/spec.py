@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,12 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
 make = kept(write)
 
 
-def encoder_of(path: Path, kind: MediaKind = MediaKind.IMAGE) -> tuple[GGUFFile, MediaEncoder]:
-    """Open a projector file; return it and its encoder."""
+def encoder_of(
+    path: Path, kind: MediaKind = MediaKind.IMAGE, tokens: Collection[str] = ()
+) -> tuple[GGUFFile, MediaEncoder]:
+    """Open a projector file; return it and its encoder. `tokens` are special tokens of the text model."""
     file = GGUFFile.open(path)
-    return file, load_encoders(file).of(kind)
+    return file, load_encoders(file, has_token=tokens.__contains__).of(kind)
 
 
 def encode(device: CpuDevice, file: GGUFFile, encoder: MediaEncoder, given: EncoderInput) -> NDArray[np.float32]:

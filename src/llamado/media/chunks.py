@@ -111,8 +111,11 @@ class MediaSpan(NamedTuple):
         return self.start + self.chunk.n_tokens
 
 
-Piece = str | MediaChunk
-"""A part of a prompt: text (special tokens are parsed), or a chunk. Neighboring texts are tokenized separately."""
+Piece = str | MediaChunk | Callable[[int], MediaChunk]
+"""A part of a prompt: text (special tokens are parsed), or a chunk. Neighboring texts are tokenized separately.
+
+A chunk that depends on its place is a function of the number of tokens before it, not counting `bos`.
+"""
 
 
 class MediaPrompt(NamedTuple):
@@ -159,10 +162,11 @@ def tokenize(
             if piece:
                 tokens.extend(encode(piece, add_special=False, parse_special=True))
             return
-        if isinstance(piece.layout, CountingLayout):
-            piece = replace(piece, layout=piece.layout.behind(n_pictures))
-        spans.append(MediaSpan(len(tokens), piece))
-        tokens.extend(piece.token_ids().tolist())
+        chunk = piece if isinstance(piece, MediaChunk) else piece(len(tokens) - (bos is not None))
+        if isinstance(chunk.layout, CountingLayout):
+            chunk = replace(chunk, layout=chunk.layout.behind(n_pictures))
+        spans.append(MediaSpan(len(tokens), chunk))
+        tokens.extend(chunk.token_ids().tolist())
 
     add(parts[0])
     for medium, behind in zip(media, parts[1:], strict=True):

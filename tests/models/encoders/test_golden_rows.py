@@ -12,6 +12,8 @@ from projectors.golden_rows import FOLDER
 
 PROJECTORS = every()
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+SLOW = "deepseek4v", "deepseekocr", "deepseekocr2", "gemma3nv", "step3vl"
+"""Projectors whose pictures are large."""
 
 
 def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float) -> None:
@@ -25,7 +27,7 @@ def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance:
             np.testing.assert_allclose(own["rows"][row], expected, atol=most, rtol=0, err_msg=f"row {row}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in NAMES])
 def test_embeddings_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     # llama.cpp rounds keys, values and some weights to float16.
     compare(golden_rows.ours(PROJECTORS[name], tmp_path), golden_rows.read(name), 0.01)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamado.media.chunks import Grid, MediaChunk, Piece, PositionLayout
 from llamado.media.media import Media, MediaKind
 from llamado.media.preprocessing import ImageOptions, PreparedPicture, dyn_size
@@ -17,24 +20,28 @@ from llamado.models.errors import InvalidModel, UnsupportedModel
 class DynamicEncoder(GridEncoder):
     """Encoder of images of any size; a picture becomes one, and squares of `merge` patches become one token.
 
-    `texts` stand before and behind it in a prompt.
+    `texts` stand before and behind it in a prompt. Unless it `has_rows`, the tokens are one row in models with M-RoPE.
     """
 
     texts: ClassVar[tuple[str, str]]
+    has_rows: ClassVar[bool] = True
     options: ImageOptions
 
     def prepare(self, media: Media) -> list[Piece]:
-        given = self.input(self.preprocess(media).image)
+        return [self.texts[0], self.chunk(media, self.preprocess(media).image), self.texts[1]]
+
+    def chunk(self, media: Media, pixels: NDArray[np.float32], *part: object) -> MediaChunk:
+        """Return the chunk for a prepared picture, or for a `part` of one. Raises MediaError."""
+        given = self.input(pixels)
         grid = PatchGrid(*given.shape)
-        chunk = MediaChunk(
+        return MediaChunk(
             kind=MediaKind.IMAGE,
             input=given,
             n_tokens=self.n_tokens(grid),
-            digest=self.digest(media),
+            digest=self.digest(media, *part),
             layout=self.layout(grid),
             causal=self.causal,
         )
-        return [self.texts[0], chunk, self.texts[1]]
 
     def preprocess(self, media: Media) -> PreparedPicture:
         """Resize and normalize a picture. Raises MediaError."""
@@ -45,6 +52,8 @@ class DynamicEncoder(GridEncoder):
 
     def layout(self, grid: PatchGrid) -> PositionLayout:
         """Return the positions of the tokens in models with M-RoPE."""
+        if not self.has_rows:
+            return Grid(self.n_tokens(grid), 1)
         return Grid(grid.nx // self.merge, grid.ny // self.merge)
 
     def take_sizes(self, merge: int | None = None) -> None:

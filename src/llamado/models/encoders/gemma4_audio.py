@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import (
     Graph,
     add,
-    clamp,
     cont,
     mul,
     mul_mat,
@@ -30,6 +29,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import gemma4_mel
+from llamado.models.encoders.clamped import ClampedPass, read_limits
 from llamado.models.encoders.conformer import POSITIONS, ConvModule, HalfFeedForward
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
 from llamado.models.encoders.sound import SoundEncoder
@@ -57,8 +57,6 @@ _KEYS = _BLOCK + _PAST
 _SOFTCAP = 50.0
 _KERNEL = 5
 _MASK = "mask"
-_LIMITS = "input_min", "input_max", "output_min", "output_max"
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Gemma4AudioEncoder(SoundEncoder):
@@ -90,7 +88,7 @@ class Gemma4AudioEncoder(SoundEncoder):
         self._norm = w.optional("mm.a.soft_emb_norm.weight", n_out)
         self.n_embd = w.ne("mm.a.input_projection.weight")[1]
         self._projection = w.linear("mm.a.input_projection", n_out, self.n_embd)
-        self._limits = {name: _limits(weights, name) for name in weights.taken if name.endswith(".weight")}
+        self._limits = read_limits(weights)
 
     def frames(self, samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
         return gemma4_mel(samples, self.n_mel)
@@ -105,7 +103,7 @@ class Gemma4AudioEncoder(SoundEncoder):
 
     def build(self, shape: tuple[int, ...]) -> Graph:
         (n_frames,) = shape
-        step = _ClampedPass(self._limits)
+        step = ClampedPass(_EPS, self._limits)
         x = relu(self._channel_norm(self._first(step, self.n_mel, n_frames), 0))
         x = relu(self._channel_norm(self._second(step, x, "conv2d"), 1))
         x = self._in(step, reshape(x, x.ne[0] * x.ne[1], x.ne[2]), "input_projection")
@@ -122,37 +120,6 @@ class Gemma4AudioEncoder(SoundEncoder):
     def _channel_norm(self, x: Tensor, i: int) -> Tensor:
         weight = self._conv_norms[i]
         return x if weight is None else mul(norm(x, _EPS), weight)
-
-
-class _ClampedPass(EncoderPass):
-    """Forward pass in which inputs and results of matrices stay within limits."""
-
-    def __init__(self, limits: dict[str, tuple[float, float, float, float]]) -> None:
-        super().__init__(_EPS)
-        self._limits = limits
-
-    def mul_mat(self, weight: Tensor, x: Tensor, name: str) -> Tensor:
-        low, high, least, most = self._limits.get(weight.name, _UNLIMITED)
-        if (low, high) != _UNLIMITED[:2]:
-            x = clamp(x, low, high)
-        y = super().mul_mat(weight, x, name)
-        return y if (least, most) == _UNLIMITED[2:] else clamp(y, least, most)
-
-
-_UNLIMITED = (-_LARGEST, _LARGEST, -_LARGEST, _LARGEST)
-
-
-def _limits(weights: Weights, name: str) -> tuple[float, float, float, float]:
-    """Return least and greatest input and output of a matrix (ClippableLinear). Raises InvalidModel."""
-    found = []
-    for limit, unlimited in zip(_LIMITS, _UNLIMITED, strict=True):
-        at = f"{name.removesuffix('weight')}{limit}"
-        values = weights.values(at) if weights.has(at) else np.array([unlimited], np.float32)
-        if values.size != 1 or np.isnan(values[0]):
-            raise InvalidModel(f"tensor '{at}' has {values.size} values; one number is expected")
-        found.append(float(values[0]))
-    low, high, least, most = found
-    return low, high, least, most
 
 
 class _Attention(NamedTuple):

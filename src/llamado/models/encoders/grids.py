@@ -1,4 +1,4 @@
-"""Grids of patches on the host: patches as rows of pixels, their order, and the input of encoders that take any size.
+"""Grids of patches on the host, and the input of encoders that take any size.
 
 Patches are ordered such that those that a projector merges are neighbors. Their rows and columns in the picture are
 inputs of the graph, for rotary and learned positions.
@@ -65,7 +65,7 @@ class GridEncoder(MediaEncoder):
         height, width, _ = pixels.shape
         unit = self.unit
         if height % unit or width % unit or not height or not width:
-            raise MediaError(f"a picture of {width} x {height} pixels is not made of squares of {unit} pixels")
+            raise MediaError(f"a picture of {width} × {height} pixels is not made of squares of {unit} pixels")
         grid = PatchGrid(width // self.patch, height // self.patch)
         order = self.order(grid)
         arrays = {PATCHES: np.ascontiguousarray(self.cut(pixels)[order])}

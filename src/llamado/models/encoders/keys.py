@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from llamado.gguf.metadata import Metadata
@@ -80,12 +81,21 @@ class EncoderKeys:
     """Metadata of the encoder for one kind of media: `keys.int_("block_count")` reads `clip.vision.block_count`.
 
     Only keys in the tables of this module can be read. `min_tokens` and `max_tokens` are the user's limits for a
-    picture (`--image-min-tokens`, `--image-max-tokens`); 0: the model's own.
+    picture (`--image-min-tokens`, `--image-max-tokens`); 0: the model's own. `has_token` returns True if the text
+    model's vocabulary has a token with a text.
     """
 
-    def __init__(self, metadata: Metadata, kind: MediaKind, *, min_tokens: int = 0, max_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        kind: MediaKind,
+        *,
+        min_tokens: int = 0,
+        max_tokens: int = 0,
+        has_token: Callable[[str], bool] = lambda text: False,
+    ) -> None:
         self.metadata, self.kind = metadata, kind
-        self.min_tokens, self.max_tokens = min_tokens, max_tokens
+        self.min_tokens, self.max_tokens, self.has_token = min_tokens, max_tokens, has_token
         self.projector = projector_type(metadata, kind)
 
     def name(self, suffix: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from llamado.models.encoders.patches import ORDER, PatchEmbedding
 from llamado.models.encoders.projection import Projection
 from llamado.models.encoders.rotation import POSITIONS, grid_positions, rotate_halves
 from llamado.models.encoders.rows import merge_rows
-from llamado.models.encoders.transformer import EncoderTransformer, NormKind
+from llamado.models.encoders.transformer import EncoderTransformer, NormKind, TransformerOptions
 from llamado.models.errors import UnsupportedModel
 from llamado.models.parts.norms import LayerNorm, RmsNorm
 from llamado.models.weights import Weights
@@ -68,14 +68,19 @@ class DotsOcrEncoder(DynamicEncoder):
     """dots.ocr: RMS norms and rotary positions; squares of normed patches are merged and projected."""
 
     texts = "<|img|>", "<|endofimg|>"
+    merge_key: ClassVar[str] = "projector.scale_factor"
+
+    def _transformer_options(self) -> TransformerOptions:
+        """Return the options of the layers. Raises GgufError or InvalidModel."""
+        return {"norm": NormKind.RMS}
 
     def _take_weights(self, weights: Weights) -> None:
         keys, shared = self.keys, weights.shared
-        self.take_sizes(keys.int_("projector.scale_factor"))
+        self.take_sizes(keys.int_(self.merge_key))
         if self.merge < 2:
-            raise UnsupportedModel(f"'{keys.name('projector.scale_factor')}' is {self.merge}; 2 is expected")
+            raise UnsupportedModel(f"'{keys.name(self.merge_key)}' is {self.merge}; 2 is expected")
         self.options = limited_by_file(keys, image_options(keys, self.merge))
-        self._transformer = EncoderTransformer(keys, weights, norm=NormKind.RMS)
+        self._transformer = EncoderTransformer(keys, weights, **self._transformer_options())
         n = self._transformer.n_embd
         self._patches = PatchEmbedding.take(weights, self.patch, n)
         self._transformer.post_norm = RmsNorm(shared.require("mm.post_norm.weight", n))

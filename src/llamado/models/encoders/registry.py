@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
@@ -31,6 +32,19 @@ class Projector(NamedTuple):
 
 
 PICTURES: dict[str, Projector] = {
+    "deepseekocr": Projector("deepseek_ocr:DeepSeekOcr1Encoder", "DeepSeek-OCR, Unlimited-OCR"),
+    "deepseekocr2": Projector("deepseek_ocr:DeepSeekOcr2Encoder", "DeepSeek-OCR 2"),
+    "deepseek4v": Projector("deepseek4:DeepSeek4Encoder", "DeepSeek V4"),
+    "dots3note_v": Projector("dots3note:Dots3NoteEncoder", "dots3-note"),
+    "gemma3nv": Projector("mobilenet:Gemma3nEncoder", "Gemma 3n"),
+    "gemma4uv": Projector("gemma4:Gemma4UnifiedEncoder", "Gemma 4 unified"),
+    "gemma4v": Projector("gemma4:Gemma4Encoder", "Gemma 4"),
+    "kimik25": Projector("kimi:KimiK25Encoder", "Kimi K2.5, GLM 5.2"),
+    "kimivl": Projector("kimi:KimiVlEncoder", "Kimi-VL"),
+    "lightonocr": Projector("pixtral:LightOnOcrEncoder", "LightOnOCR"),
+    "pixtral": Projector("pixtral:PixtralEncoder", "Pixtral, Mistral Small 3"),
+    "step3vl": Projector("step3:Step3Encoder", "Step3-VL"),
+    "yasa2": Projector("convnext:RekaEncoder", "Reka Edge"),
     "gemma3": Projector("siglip:Gemma3Encoder", "Gemma 3 4B, 12B, 27B"),
     "qwen2vl_merger": Projector("qwen_vl:Qwen2VlEncoder", "Qwen2-VL"),
     "qwen2.5vl_merger": Projector("qwen_vl:Qwen25VlEncoder", "Qwen2.5-VL"),
@@ -109,8 +123,15 @@ class MediaEncoders(NamedTuple):
         return [encoder for encoder in self if encoder is not None]
 
 
-def load_encoders(file: ModelFile, *, min_tokens: int = 0, max_tokens: int = 0) -> MediaEncoders:
+def load_encoders(
+    file: ModelFile,
+    *,
+    min_tokens: int = 0,
+    max_tokens: int = 0,
+    has_token: Callable[[str], bool] = lambda text: False,
+) -> MediaEncoders:
     """Return the encoders of a projector file. `min_tokens`, `max_tokens`: the user's limits for a picture; 0: none.
+    `has_token` returns True if the text model's vocabulary has a token with a text.
 
     Raises GgufError, InvalidModel or UnsupportedModel.
     """
@@ -128,7 +149,7 @@ def load_encoders(file: ModelFile, *, min_tokens: int = 0, max_tokens: int = 0) 
         projector = table.get(name)
         if projector is None:
             raise UnsupportedModel(f"{file.source}: the projector '{name}' ({kind.value}) is not supported")
-        keys = EncoderKeys(metadata, kind, min_tokens=min_tokens, max_tokens=max_tokens)
+        keys = EncoderKeys(metadata, kind, min_tokens=min_tokens, max_tokens=max_tokens, has_token=has_token)
         found[kind] = projector.load()(keys, Weights(file))
     encoders = MediaEncoders(found.get(MediaKind.IMAGE), found.get(MediaKind.AUDIO))
     if not found:

@@ -28,6 +28,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.encoders.bands import BandParts
 from llamado.models.encoders.encoder import EncoderPass
+from llamado.models.encoders.experts import EncoderExperts
 from llamado.models.encoders.keys import EncoderKeys
 from llamado.models.encoders.windows import Windows, join
 from llamado.models.errors import InvalidModel
@@ -233,7 +234,7 @@ class EncoderLayer(NamedTuple):
     attn_scale: Tensor | None
     attn_post_norm: LayerNorm | RmsNorm | None
     ffn_norm: LayerNorm | RmsNorm
-    feed_forward: EncoderFeedForward
+    feed_forward: EncoderFeedForward | EncoderExperts
     ffn_post_norm: LayerNorm | RmsNorm | None
     ffn_scale: Tensor | None
     out_scale: Tensor | None
@@ -262,6 +263,7 @@ class TransformerOptions(TypedDict, total=False):
     `prefix` of the tensors' names: "v". `norm`: layer norms. `activation`: that of the file. `n_layer`: the number of
     layers in use: all. `scale` of the attention: 1/√head_dim. `has_unit_values`: the
     heads of the values are divided by their RMS. `limit`: see EncoderFeedForward; 0. `head_dim`: that of the file.
+    `n_experts_used`: of the experts that a layer has; 0.
     """
 
     prefix: str
@@ -272,6 +274,7 @@ class TransformerOptions(TypedDict, total=False):
     has_unit_values: bool
     limit: float
     head_dim: int
+    n_experts_used: int
 
 
 class EncoderTransformer:
@@ -292,6 +295,7 @@ class EncoderTransformer:
         if not self.head_dim:
             raise InvalidModel(f"{self.n_head} heads of a width of {self.n_embd}")
         self._has_unit_values, self._limit = options.get("has_unit_values", False), options.get("limit", 0.0)
+        self._n_experts_used = options.get("n_experts_used", 0)
         n_all = keys.int_("block_count")
         self.layers = [
             self._take_layer(weights.layer(i, stack=f"{prefix}.blk"), norm, n_head_kv, scale)
@@ -322,7 +326,9 @@ class EncoderTransformer:
             attn_scale=w.optional("ls1.weight", n),
             attn_post_norm=optional_norm("attn_post_norm"),
             ffn_norm=take_norm(w, "ln2", n, norm),
-            feed_forward=EncoderFeedForward.take(w, n, self.activation)._replace(limit=self._limit),
+            feed_forward=EncoderExperts.take(w, n, self._n_experts_used)
+            if self._n_experts_used and w.has("ffn_gate_exps.weight")
+            else EncoderFeedForward.take(w, n, self.activation)._replace(limit=self._limit),
             ffn_post_norm=optional_norm("ffn_post_norm"),
             ffn_scale=w.optional("ls2.weight", n),
             out_scale=w.optional("out_scale.weight", n_scales),
