@@ -11,7 +11,7 @@ import pytest
 from media.test_mel import signal
 from numpy.typing import NDArray
 from projectors import spec
-from projectors.sounds import GEMMA4A, GEMMA4UA, GLMA, LFM2A, PARAKEET, QWEN2A, QWEN3A, SOUNDS, ULTRAVOX, granite
+from projectors.sounds import GEMMA4A, GEMMA4UA, GLMA, LFM2A, MIMO, PARAKEET, QWEN2A, QWEN3A, SOUNDS, ULTRAVOX, granite
 from projectors.spec import TinyProjector
 
 from llamado.devices.cpu.device import CpuDevice
@@ -22,11 +22,11 @@ from llamado.gguf.types import TensorType
 from llamado.media.chunks import MediaChunk
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
-from llamado.models.encoders import conformer, granite_speech, parakeet
-from llamado.models.encoders.conformer import RelativeAttention, Window
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
 from llamado.models.encoders.registry import SOUNDS as REGISTERED
-from llamado.models.encoders.sound import SoundEncoder
+from llamado.models.encoders.sounds import conformer, granite_speech, parakeet
+from llamado.models.encoders.sounds.conformer import RelativeAttention, Window
+from llamado.models.encoders.sounds.encoder import SoundEncoder
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 
@@ -50,6 +50,8 @@ KNOWN: dict[str, tuple[int, list[float], float]] = {
     "granite_speech-features": (15, [0.5578, -1.4305, -0.0818, 0.0909], 0.9992),
     "gemma4a": (38, [-1.7533, -1.2074, 0.3542, -0.0473], 1.0194),
     "gemma4ua": (38, [0.4829, -1.1705, 0.3601, 0.8943], 0.9886),
+    "dots3note_a": (19, [-0.4519, -0.6691, -0.166, -0.6459], 0.8062),
+    "mimo_audio": (10, [-0.5053, -0.2865, -0.2775, -0.0236], 0.5536),
 }
 QUICK = [tiny for tiny in SOUNDS if not tiny.name.startswith(("ultra", "vox", "qwen2", "music", "mera", "glma"))]
 """Those that do not see 30 seconds at once."""
@@ -62,6 +64,15 @@ def jit() -> Jit:
 
 def sound(n: int = 24000, rate: int = RATE) -> Media:
     return Media(MediaKind.AUDIO, signal(n, rate), rate)
+
+
+def rate_of(tiny: TinyProjector) -> int:
+    return 24000 if tiny.projector == "mimo_audio" else RATE
+
+
+def sound_for(tiny: TinyProjector) -> Media:
+    """Return a sound of 1.5 seconds."""
+    return sound(rate_of(tiny) * 3 // 2, rate_of(tiny))
 
 
 def chunks_of(encoder: MediaEncoder, media: Media) -> list[MediaChunk]:
@@ -83,7 +94,7 @@ def test_every_projector_is_known() -> None:
 @pytest.mark.parametrize("tiny", SOUNDS, ids=lambda tiny: tiny.name)
 def test_embeddings_are_those_of_llama_cpp(tiny: TinyProjector, tmp_path: Path, jit: Jit) -> None:
     n, values, size = KNOWN[tiny.name]
-    (found,) = embed(tiny, tmp_path / "mmproj.gguf", sound(), jit)
+    (found,) = embed(tiny, tmp_path / "mmproj.gguf", sound_for(tiny), jit)
     assert found.shape == (n, tiny.n_embd)
     at = [(0, 0), (n // 3, 5), (n // 2, 31), (n - 1, 63)]
     assert [float(found[i]) for i in at] == pytest.approx(values, abs=5e-3 * max(size, 1))
@@ -93,12 +104,12 @@ def test_embeddings_are_those_of_llama_cpp(tiny: TinyProjector, tmp_path: Path, 
 @pytest.mark.parametrize("tiny", SOUNDS, ids=lambda tiny: tiny.name)
 def test_texts_surround_the_chunks(tiny: TinyProjector, tmp_path: Path) -> None:
     _, encoder = spec.encoder_of(spec.make(tiny, tmp_path / "mmproj.gguf"), MediaKind.AUDIO)
-    pieces = encoder.prepare(sound())
+    pieces = encoder.prepare(sound_for(tiny))
     assert tuple(piece for piece in pieces if isinstance(piece, str)) == tiny.tokens
     (chunk,) = (piece for piece in pieces if isinstance(piece, MediaChunk))
     assert chunk.n_tokens == KNOWN[tiny.name][0] and chunk.kind is MediaKind.AUDIO
     assert pieces.index(chunk) == min(1, len(tiny.tokens))
-    assert encoder.rate == RATE and encoder.n_embd == tiny.n_embd
+    assert encoder.rate == rate_of(tiny) and encoder.n_embd == tiny.n_embd
     graph = encoder.build(chunk.input.shape)
     assert {name: t.nbytes for name, t in graph.inputs.items()} == {k: v.nbytes for k, v in chunk.input.arrays.items()}
 
@@ -127,6 +138,10 @@ def test_unusable_sounds(tmp_path: Path) -> None:
         with pytest.raises(MediaError, match=message):
             encoder.prepare(media)
     assert len(chunks_of(encoder, sound(160 * 4001 - 1))) == 1
+    _, encoder = spec.encoder_of(spec.make(MIMO, tmp_path / "mimo.gguf"), MediaKind.AUDIO)
+    for n, message in ((479, "too short"), (24000 * 164, "too long")):
+        with pytest.raises(MediaError, match=message):
+            encoder.prepare(sound(n, 24000))
 
 
 @pytest.mark.slow
@@ -134,9 +149,9 @@ def test_unusable_sounds(tmp_path: Path) -> None:
 def test_shortest_sounds(tiny: TinyProjector, tmp_path: Path, jit: Jit) -> None:
     for n in (2, 160, 320, 641):
         try:
-            found = embed(tiny, tmp_path / "mmproj.gguf", sound(n), jit)
+            found = embed(tiny, tmp_path / "mmproj.gguf", sound(n, rate_of(tiny)), jit)
         except MediaError as error:
-            assert "too short" in str(error) and n < 320
+            assert "too short" in str(error) and n < (480 if tiny.projector == "mimo_audio" else 320)
         else:
             assert all(len(rows) and np.isfinite(rows).all() for rows in found)
 
@@ -166,6 +181,8 @@ def test_half_precision_weights(tiny: TinyProjector, tmp_path: Path, jit: Jit) -
         (PARAKEET, {"a.mel_filters": None}, "a.mel_filters"),
         (GEMMA4UA, {"mm.a.input_projection.weight": (641, 64)}, "mm.a.input_projection.weight"),
         (GEMMA4A, {"a.conv1d.1.norm.weight": 9}, "a.conv1d.1.norm.weight"),
+        (MIMO, {"a.downsample.conv.weight": (3, 80, 80)}, "a.downsample.conv.weight"),
+        (MIMO, {"a.rvq.codebook.weight": (80, 15, 3)}, "codebook_size"),
         (granite(""), {"a.proj_query": (80, 4)}, "a.proj_query"),
     ],
 )
@@ -185,6 +202,9 @@ def test_unusable_tensors(
         (PARAKEET, {"subsampling_factor": 4}, UnsupportedModel, "must be 8"),
         (PARAKEET, {"conv_kernel_size": 8}, InvalidModel, "odd"),
         (GEMMA4A, {"attention.head_count": 3}, InvalidModel, "3 heads"),
+        (MIMO, {"wa_pattern_mode": [-1, 0, -1]}, InvalidModel, "3 values for 4 layers"),
+        (MIMO, {"rvq.codebook_size": [16, 21, 8]}, InvalidModel, "codebook_size"),
+        (MIMO, {"rvq.num_quantizers": 2}, InvalidModel, "codebook_size"),
         (granite(""), {"num_mel_bins": 15}, InvalidModel, "even"),
         (granite(""), {"max_pos_emb": 18}, InvalidModel, "too few"),
         (granite(""), {"max_pos_emb": 46}, InvalidModel, "attn_rel_pos_emb"),

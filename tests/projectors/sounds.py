@@ -121,6 +121,69 @@ QWEN3A = TinyProjector(
     stack="a.blk",
     tokens=("<|audio_start|>", "<|audio_end|>"),
 )
+DOTS3NOTE = TinyProjector(
+    "dots3note_a",
+    {**KEYS, "clip.use_silu": True},
+    {
+        **{f"{name}.weight": N for name in ("ln1", "ln2")},
+        **{f"attn_{name}.weight": (N, N) for name in ("q", "k", "v", "out")},
+        **{f"attn_{name}.bias": N for name in ("q", "v", "out")},
+        **linear("ffn_up", N, FF),
+        **linear("ffn_gate", N, FF),
+        **linear("ffn_down", FF, N),
+    },
+    {
+        **{name: shape for name, shape in QWEN3A.tensors.items() if name.startswith("a.conv")},
+        "a.post_ln.weight": N,
+        **norm("mm.a.norm_pre", N),
+        **linear("mm.a.mlp.1", N, 96),
+        **linear("mm.a.mlp.3", 96, OUT),
+    },
+    n_embd=OUT,
+    kind=MediaKind.AUDIO,
+    stack="a.blk",
+    tokens=("<|audio_comp_start|>", "<|audio_comp_end|>"),
+)
+MIMO_LOCAL: dict[str, Shape] = {
+    **norm("ln1", N, bias=False),
+    **norm("ln2", N, bias=False),
+    **linear("attn_q", N, N),
+    **linear("attn_k", N, N),
+    **linear("attn_v", N, N),
+    **linear("attn_out", N, N, bias=False),
+    **linear("ffn_gate", N, FF, bias=False),
+    **linear("ffn_up", N, FF, bias=False),
+    **linear("ffn_down", FF, N, bias=False),
+}
+MIMO = TinyProjector(
+    "mimo_audio",
+    {
+        **KEYS,
+        "wa_pattern_mode": [-1, 0, -1, 0],
+        "window_size": 6,
+        "rvq.num_quantizers": 3,
+        "rvq.codebook_size": [16, 12, 8],
+        "local_block_count": 2,
+        "local_group_size": 4,
+    },
+    LAYER,
+    {
+        **{name: shape for name, shape in WHISPER.items() if "position" not in name},
+        "a.downsample.conv.weight": (2, N, N),
+        **norm("a.downsample.norm", N),
+        "a.rvq.codebook.weight": (N, 16, 3),
+        "mm.a.code_embd.weight": (N, 20, 3),
+        **{f"mm.a.local_blk.{i}.{name}": shape for i in range(2) for name, shape in MIMO_LOCAL.items()},
+        **norm("mm.a.local_norm", N, bias=False),
+        **linear("mm.a.mlp.1", 4 * N, 96, bias=False),
+        **linear("mm.a.mlp.2", 96, OUT, bias=False),
+    },
+    n_embd=OUT,
+    kind=MediaKind.AUDIO,
+    n_layer=4,
+    stack="a.blk",
+    tokens=("<|mimo_audio_start|>", "<|mimo_audio_end|>"),
+)
 GEMMA4UA = TinyProjector(
     "gemma4ua",
     {**KEYS, "num_mel_bins": 640},
@@ -284,5 +347,5 @@ GEMMA4A = TinyProjector(
 
 SOUNDS = [
     *(ULTRAVOX, VOXTRAL, QWEN2A, QWEN25O, MUSIC_FLAMINGO, MERALION, GLMA),
-    *(QWEN3A, LFM2A, PARAKEET, granite(""), granite("features", 0, 1), GEMMA4A, GEMMA4UA),
+    *(QWEN3A, LFM2A, PARAKEET, granite(""), granite("features", 0, 1), GEMMA4A, GEMMA4UA, DOTS3NOTE, MIMO),
 ]

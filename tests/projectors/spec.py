@@ -84,8 +84,9 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
     for name, shape in tiny.shapes().items():
         values = _values(rng, name, shape)
         plain = len(shape) < 2 or not name.endswith(".weight") or any(part in name for part in ("position", "norm"))
-        # llama.cpp has these convolutions in F32 only.
-        plain |= (len(shape) > 3 and name.startswith("a.conv1d.")) or ".conv_dw." in name
+        # llama.cpp has these convolutions and codebooks in F32 only.
+        plain |= len(shape) > 3 and name.startswith("a.conv1d.")
+        plain |= any(part in name for part in (".conv_dw.", ".code"))
         is_matrix = len(shape) == 2 and not plain
         type_name = wtype if is_matrix else "F16" if wtype != "F32" and len(shape) > 2 and not plain else "F32"
         if any(part in name for part in tiny.half):

@@ -10,16 +10,15 @@ from llamado.ggml.ops import UnaryOp
 from llamado.media.chunks import EncoderInput
 from llamado.media.errors import MediaError
 from llamado.media.mel import conformer_mel
-from llamado.models.encoders.conformer import (
+from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
+from llamado.models.encoders.sounds.conformer import (
     ConformerLayer,
     ConvModule,
-    Subsampling,
+    Subsampler,
     Window,
-    n_subsampled,
-)  # fmt: skip
-from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
-from llamado.models.encoders.sound_convolution import PATCHES, Axis, bias_of, patches
+)
+from llamado.models.encoders.sounds.convolution import PATCHES, Axis, bias_of, eighth, patches
+from llamado.models.encoders.sounds.encoder import SoundEncoder
 from llamado.models.errors import InvalidModel
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
@@ -38,7 +37,7 @@ class Lfm2AudioEncoder(SoundEncoder):
         self.n_head = n_head = keys.int_("attention.head_count")
         if n % n_head or n % 2:
             raise InvalidModel(f"{n_head} heads do not share a width of {n} evenly")
-        self._subsampling = Subsampling.take(w, self.n_mel, n)
+        self._subsampling = Subsampler.take(w, self.n_mel, n)
         self._layers = [
             ConformerLayer.take(layer, n, n_head, _conv(layer, n))
             for layer in (weights.layer(i, stack="a.blk") for i in range(keys.int_("block_count")))
@@ -57,10 +56,10 @@ class Lfm2AudioEncoder(SoundEncoder):
         return [found]
 
     def n_tokens(self, n_frames: int) -> int:
-        return n_subsampled(n_frames)
+        return eighth(n_frames)
 
     def encoder_input(self, frames: NDArray[np.float32]) -> EncoderInput:
-        window = Window.of(n_subsampled(len(frames)), self.n_head)
+        window = Window.of(eighth(len(frames)), self.n_head)
         return EncoderInput((len(frames),), {PATCHES: patches(frames, Axis.BAND), **window.arrays(self.width)})
 
     def build(self, shape: tuple[int, ...]) -> Graph:

@@ -7,18 +7,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.ggml.graph import Graph, add, cont, permute, reshape, unary
+from llamado.ggml.graph import Graph, add, reshape, unary
 from llamado.ggml.ops import UnaryOp
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import QWEN3_CHUNK, qwen3_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
-from llamado.models.encoders.sound_convolution import PATCHES, Axis, Conv2d, FirstConv2d, halved, patches
+from llamado.models.encoders.sounds.convolution import PATCHES, Axis, ConvStem, eighth, patches
+from llamado.models.encoders.sounds.encoder import SoundEncoder, rows_of
 from llamado.models.encoders.transformer import Activation, EncoderTransformer
-from llamado.models.encoders.whisper import rows_of
 from llamado.models.weights import Weights
 
-_CHUNK_TOKENS = halved(halved(halved(QWEN3_CHUNK)))
+_CHUNK_TOKENS = eighth(QWEN3_CHUNK)
 
 
 class Qwen3AudioEncoder(SoundEncoder):
@@ -31,11 +30,7 @@ class Qwen3AudioEncoder(SoundEncoder):
         self.n_mel = self.keys.int_("num_mel_bins")
         self._transformer = EncoderTransformer(self.keys, weights, prefix="a", activation=Activation.GELU_ERF)
         n = self._transformer.n_embd
-        self._first = FirstConv2d.take(w, "a.conv2d.1")
-        self._second = Conv2d.take(w, "a.conv2d.2", self._first.weight.ne[3], Axis.TIME)
-        self._third = Conv2d.take(w, "a.conv2d.3", self._second.n_out, Axis.TIME)
-        n_bands = halved(halved(halved(self.n_mel)))
-        self._in = w.linear("a.conv_out", self._third.n_out * n_bands, n)
+        self._stem = ConvStem.take(w, self.n_mel, n)
         n_positions = max(_CHUNK_TOKENS, w.ne("a.position_embd.weight")[1])
         self._positions = w.require("a.position_embd.weight", n, n_positions)
         n_hidden, self.n_embd = (w.ne(f"mm.a.mlp.{i}.weight")[1] for i in (1, 2))
@@ -54,12 +49,7 @@ class Qwen3AudioEncoder(SoundEncoder):
         (n_frames,) = shape
         n_chunks = n_frames // QWEN3_CHUNK
         step = EncoderPass(self._transformer.norm_eps)
-        x = unary(self._first(step, self.n_mel, QWEN3_CHUNK, n_chunks), UnaryOp.GELU_ERF)
-        for i, conv in enumerate((self._second, self._third), 2):
-            x = unary(conv(step, x, f"conv2d{i}"), UnaryOp.GELU_ERF)
-        # Rows of the projection go through the bands first.
-        x = reshape(cont(permute(x, 1, 0, 2, 3)), x.ne[0] * x.ne[1], x.ne[2] * x.ne[3])
-        x = self._in(step, x, "conv_out")
+        x = self._stem(step, self.n_mel, QWEN3_CHUNK, n_chunks)
         # Positions begin anew in each chunk.
         x = add(reshape(x, x.ne[0], _CHUNK_TOKENS, n_chunks), rows_of(self._positions, _CHUNK_TOKENS), "pos_embed")
         x = self._transformer(step, reshape(x, x.ne[0], _CHUNK_TOKENS * n_chunks))

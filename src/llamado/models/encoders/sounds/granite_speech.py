@@ -15,27 +15,25 @@ from llamado.ggml.graph import (
     Graph,
     add,
     concat,
-    cont,
     get_rows,
-    mul_mat,
     pad,
-    permute,
     repeat,
     reshape,
     soft_max_ext,
     unary,
     view_2d,
     view_4d,
-)  # fmt: skip
+)
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import granite_mel
-from llamado.models.encoders.conformer import ConvModule, HalfFeedForward
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import FRAMES, SoundEncoder
-from llamado.models.encoders.sound_convolution import as_f32
+from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.sounds.attention import attend_groups
+from llamado.models.encoders.sounds.conformer import ConvModule, HalfFeedForward
+from llamado.models.encoders.sounds.encoder import FRAMES, SoundEncoder
 from llamado.models.encoders.transformer import NormKind
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
@@ -141,7 +139,7 @@ class _BlockAttention(NamedTuple):
                 view_4d(t, dim, self.n_head, size, n_blocks, 4 * dim, t.nb[1], size * t.nb[1], first * t.nb[1])
                 for t in (q, k, v)
             )
-            part = _attend(queries, keys, values, dim**-0.5, nearest)
+            part = attend_groups(queries, keys, values, dim**-0.5, nearest)
             found = part if found is None else concat(found, part, 1)
         assert found is not None
         return self.out(step, found, f"attn_out-{name}")
@@ -155,23 +153,6 @@ def _groups(n: int, n_block: int, n_head: int) -> Iterator[tuple[int, int, int]]
         yield at * n_block, n_block, min(n_most, n_whole - at)
     if n_rest:
         yield n_whole * n_block, n_rest, 1
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, factor: float, distances: Tensor | None = None) -> Tensor:
-    """Return attention of queries to the keys of their group: F32 [dim · n_head, n_queries · n_groups].
-
-    q, k and v are [dim, n_head, n, n_groups]. `distances`: [dim, 2 · n − 1] are the keys of distances n − 1 … 1 − n.
-    """
-    dim, n_head, n, n_groups = q.ne
-    q = cont(permute(q, 0, 2, 1, 3))
-    scores = mul_mat(cont(permute(k, 0, 2, 1, 3)), q)
-    if distances is not None:
-        # The distance of query q and key k is column n - 1 - q + k: one column earlier in each row.
-        by_distance = mul_mat(distances, q)
-        _, nb1, nb2, nb3 = by_distance.nb
-        scores = add(scores, view_4d(by_distance, n, n, n_head, n_groups, nb1 - 4, nb2, nb3, 4 * (n - 1)))
-    found = mul_mat(cont(permute(v, 1, 2, 0, 3)), soft_max_ext(scores, None, factor))
-    return reshape(cont(permute(found, 0, 2, 1, 3)), dim * n_head, n * n_groups)
 
 
 class _Layer(NamedTuple):
@@ -249,7 +230,7 @@ class _CrossAttention(NamedTuple):
             rows = part(step, x, f"{which}-{name}")
             return reshape(rows, dim, n_head, x.ne[1], n_windows)
 
-        found = _attend(
+        found = attend_groups(
             heads(self.q, queries, "q"), heads(self.k, seen, "k"), heads(self.v, seen, "v"), 1 / math.sqrt(dim)
         )
         found = self.out(step, reshape(found, n, n_queries, n_windows), f"out-{name}")

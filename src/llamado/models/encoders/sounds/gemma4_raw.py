@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import Graph, mul_mat, rms_norm
 from llamado.media.mel import FRAME, raw_frames
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
+from llamado.models.encoders.sounds.encoder import SoundEncoder
 from llamado.models.weights import Weights
 
 _EPS = 1e-6

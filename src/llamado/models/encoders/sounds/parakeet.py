@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import Graph, div, mul, relu, rms_norm, sqr, sqrt, sub
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import parakeet_bank, parakeet_mel
-from llamado.models.encoders.conformer import ConformerLayer, ConvModule, Subsampling, Window, n_subsampled
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
-from llamado.models.encoders.sound_convolution import PATCHES, Axis, patches
+from llamado.models.encoders.sounds.conformer import ConformerLayer, ConvModule, Subsampler, Window
+from llamado.models.encoders.sounds.convolution import PATCHES, Axis, eighth, patches
+from llamado.models.encoders.sounds.encoder import SoundEncoder
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.weights import RoleWeights, Weights
 
@@ -37,7 +37,7 @@ class ParakeetEncoder(SoundEncoder):
         n_kernel = keys.int_("conv_kernel_size")
         if n_kernel % 2 == 0:
             raise InvalidModel(f"'{keys.name('conv_kernel_size')}' is {n_kernel}; an odd number is expected")
-        self._subsampling = Subsampling.take(w, self.n_mel, n)
+        self._subsampling = Subsampler.take(w, self.n_mel, n)
         self._convs = [
             _BatchNormConv(weights.layer(i, stack="a.blk"), n, n_kernel) for i in range(keys.int_("block_count"))
         ]
@@ -59,10 +59,10 @@ class ParakeetEncoder(SoundEncoder):
         return [parakeet_mel(samples, self._bank)]
 
     def n_tokens(self, n_frames: int) -> int:
-        return n_subsampled(n_frames)
+        return eighth(n_frames)
 
     def encoder_input(self, frames: NDArray[np.float32]) -> EncoderInput:
-        window = self._window(n_subsampled(len(frames)))
+        window = self._window(eighth(len(frames)))
         return EncoderInput((len(frames),), {PATCHES: patches(frames, Axis.BAND), **window.arrays(self.width)})
 
     def _window(self, n: int) -> Window:

@@ -25,24 +25,28 @@ from llamado.ggml.graph import (
     tanh,
     view_2d,
     view_4d,
-)  # fmt: skip
+)
 from llamado.ggml.tensor import Tensor
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import gemma4_mel
+<<<<<<< HEAD:src/llamado/models/encoders/gemma4_audio.py
 from llamado.models.encoders.clamped import ClampedPass, read_limits
 from llamado.models.encoders.conformer import POSITIONS, ConvModule, HalfFeedForward
+=======
+>>>>>>> cd8edc65 (Add the encoders of dots3-note and MiMo's sounds):src/llamado/models/encoders/sounds/gemma4.py
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
-from llamado.models.encoders.sound_convolution import (
+from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.sounds.conformer import POSITIONS, ConvModule, HalfFeedForward
+from llamado.models.encoders.sounds.convolution import (
     PATCHES,
     Axis,
     Conv2d,
     FirstConv2d,
-    as_f32,
     halved,
     optional_bias,
     patches,
-)  # fmt: skip
+)
+from llamado.models.encoders.sounds.encoder import SoundEncoder
 from llamado.models.encoders.transformer import NormKind
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear

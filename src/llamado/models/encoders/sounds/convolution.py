@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from llamado.ggml.graph import (
     add,
-    cast,
     cont,
     mul,
     mul_mat,
@@ -22,14 +21,17 @@ from llamado.ggml.graph import (
     permute,
     reshape,
     transpose,
+    unary,
     view_1d,
     view_2d,
     view_4d,
 )
+from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.types import TensorType
 from llamado.models.encoders.encoder import EncoderPass
+from llamado.models.encoders.rows import as_f32
 from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.forward import Linear
 from llamado.models.weights import RoleWeights
 
 PATCHES = "patches"
@@ -144,6 +146,32 @@ class Conv2d(NamedTuple):
         return found if self.bias is None else add(found, flat(self.bias), name)
 
 
+class ConvStem(NamedTuple):
+    """Three convolutions that leave an eighth of frames and bands, each with GELU, and a matrix."""
+
+    first: FirstConv2d
+    second: Conv2d
+    third: Conv2d
+    out: Linear
+
+    @classmethod
+    def take(cls, w: RoleWeights, n_bands: int, n_embd: int) -> ConvStem:
+        """Take the weights `a.conv2d.N` and `a.conv_out`. Raises InvalidModel or UnsupportedModel."""
+        first = FirstConv2d.take(w, "a.conv2d.1")
+        second = Conv2d.take(w, "a.conv2d.2", first.weight.ne[3], Axis.TIME)
+        third = Conv2d.take(w, "a.conv2d.3", second.n_out, Axis.TIME)
+        return cls(first, second, third, w.linear("a.conv_out", third.n_out * eighth(n_bands), n_embd))
+
+    def __call__(self, step: EncoderPass, n_bands: int, n_frames: int, n_pieces: int = 1) -> Tensor:
+        """Return F32 [n_embd, n_frames / 8 · n_pieces] for pieces of `n_frames`."""
+        x = unary(self.first(step, n_bands, n_frames, n_pieces), UnaryOp.GELU_ERF)
+        for i, conv in enumerate((self.second, self.third), 2):
+            x = unary(conv(step, x, f"conv2d{i}"), UnaryOp.GELU_ERF)
+        # Rows of the matrix go through the bands first.
+        x = reshape(cont(permute(x, 1, 0, 2, 3)), x.ne[0] * x.ne[1], x.ne[2] * x.ne[3])
+        return self.out(step, x, "conv_out")
+
+
 class DepthwiseConv2d(NamedTuple):
     """Convolution of each channel by itself in squares of 3 × 3, with a stride of 2 and zeros around.
 
@@ -179,6 +207,11 @@ def halved(n: int, stride: int = 2) -> int:
     return (n - 1) // stride + 1
 
 
+def eighth(n: int) -> int:
+    """Return how many outputs three convolutions with a stride of 2 have."""
+    return halved(halved(halved(n)))
+
+
 def plain(weight: Tensor) -> Tensor:
     """Return the weight of a convolution. Raises UnsupportedModel if it is quantized: it cannot be transposed."""
     if weight.type.block_size > 1:
@@ -202,8 +235,3 @@ def bias_of(w: RoleWeights, name: str, n: int) -> Tensor:
 def optional_bias(w: RoleWeights, name: str, n: int) -> Tensor | None:
     """Take a convolution's bias, if there is one. Raises InvalidModel."""
     return bias_of(w, name, n) if w.has(f"{name}.bias") else None
-
-
-def as_f32(x: Tensor) -> Tensor:
-    """Return `x` in F32."""
-    return x if x.type is TensorType.F32 else cast(x, TensorType.F32)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import (
     Graph,
     add,
-    cast,
     concat,
     mul,
     reshape,
@@ -22,14 +21,13 @@ from llamado.ggml.graph import (
     unary,
     view_1d,
     view_2d,
-)  # fmt: skip
+)
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.types import TensorType
 from llamado.media.mel import WHISPER_FRAMES, whisper_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.sound import SoundEncoder
-from llamado.models.encoders.sound_convolution import Conv1d
+from llamado.models.encoders.sounds.convolution import Conv1d
+from llamado.models.encoders.sounds.encoder import SoundEncoder, rows_of
 from llamado.models.encoders.transformer import Activation, EncoderTransformer
 from llamado.models.errors import InvalidModel
 from llamado.models.parts.norms import LayerNorm
@@ -96,12 +94,6 @@ class WhisperEncoder(SoundEncoder):
         """Return rows of `stack` positions; positions that do not fill one are left out."""
         n, n_rows = x.ne[0] * self.stack, x.ne[1] // self.stack
         return reshape(view_1d(x, n * n_rows), n, n_rows)
-
-
-def rows_of(table: Tensor, n: int) -> Tensor:
-    """Return the first `n` rows of a table: F32 [ne0, n]."""
-    rows = view_2d(table, table.ne[0], n, table.nb[1])
-    return rows if table.type is TensorType.F32 else cast(rows, TensorType.F32)
 
 
 def averaged_pairs(x: Tensor) -> Tensor:

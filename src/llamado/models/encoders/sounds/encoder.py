@@ -8,12 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.ggml.graph import view_2d
 from llamado.ggml.tensor import Tensor
 from llamado.media.chunks import EncoderInput, MediaChunk, Piece
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.media.mel import RATE
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
+from llamado.models.encoders.rows import as_f32
 
 FRAMES = "frames"
 """Name of the input: the frames of a spectrogram, or of samples."""
@@ -62,3 +64,8 @@ class SoundEncoder(MediaEncoder):
     def input(self, step: EncoderPass, n_bands: int, n_frames: int) -> Tensor:
         """Return the input of a graph: F32 [n_bands, n_frames]."""
         return step.input(FRAMES, n_bands, n_frames)
+
+
+def rows_of(table: Tensor, n: int) -> Tensor:
+    """Return the first `n` rows of a table: F32 [ne0, n]."""
+    return as_f32(view_2d(table, table.ne[0], n, table.nb[1]))

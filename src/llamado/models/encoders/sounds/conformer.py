@@ -27,18 +27,18 @@ from llamado.ggml.graph import (
     transpose,
     view_2d,
     view_3d,
-)  # fmt: skip
+)
 from llamado.ggml.tensor import Tensor
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.sound_convolution import (
+from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.sounds.convolution import (
     DepthwiseConv2d,
     FirstConv2d,
-    as_f32,
     bias_of,
+    eighth,
     flat,
-    halved,
     plain,
-)  # fmt: skip
+)
 from llamado.models.encoders.transformer import NormKind, take_norm
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm, RmsNorm
@@ -50,12 +50,7 @@ POSITIONS, BAND = "positions", "band"
 _MOST_SCORES = 2**24
 
 
-def n_subsampled(n: int) -> int:
-    """Return the number of frames or bands behind Subsampling."""
-    return halved(halved(halved(n)))
-
-
-class Subsampling(NamedTuple):
+class Subsampler(NamedTuple):
     """Convolutions that leave an eighth of frames and bands, and a matrix (FastConformer, arXiv 2305.05084)."""
 
     first: FirstConv2d
@@ -64,7 +59,7 @@ class Subsampling(NamedTuple):
     out: Linear
 
     @classmethod
-    def take(cls, w: RoleWeights, n_bands: int, n_embd: int) -> Subsampling:
+    def take(cls, w: RoleWeights, n_bands: int, n_embd: int) -> Subsampler:
         """Take the weights `a.conv1d.N` and `a.pre_encode.out`. Raises InvalidModel or UnsupportedModel."""
         first = FirstConv2d.take(w, "a.conv1d.0")
         n = first.weight.ne[3]
@@ -74,11 +69,11 @@ class Subsampling(NamedTuple):
             return Linear(weight, bias_of(w, f"a.conv1d.{i}", n))
 
         depthwise = DepthwiseConv2d.take(w, "a.conv1d.2", n), DepthwiseConv2d.take(w, "a.conv1d.5", n)
-        out = w.linear("a.pre_encode.out", n * n_subsampled(n_bands), n_embd)
+        out = w.linear("a.pre_encode.out", n * eighth(n_bands), n_embd)
         return cls(first, depthwise, (pointwise(3), pointwise(6)), out)
 
     def __call__(self, step: EncoderPass, n_bands: int, n_frames: int) -> Tensor:
-        """Return F32 [n_embd, n_subsampled(n_frames)]."""
+        """Return F32 [n_embd, eighth(n_frames)]."""
         x = relu(self.first(step, n_bands, n_frames))
         for i, (depthwise, pointwise) in enumerate(zip(self.depthwise, self.pointwise, strict=True)):
             x = depthwise(step, x, f"depthwise-{i}")
