@@ -168,7 +168,7 @@ class LoadedModel:
                 drafting = open_draft_model(file, tokenizer, model, options)
                 if drafting is not None:
                     opened.callback(drafting.close)
-                projector = open_projector(model, options)
+                projector = open_projector(model, tokenizer, options)
                 if projector is not None:
                     opened.callback(projector.close)
                 reserve = Reserve(0, 0) if drafting is None else drafting.reserve()

@@ -118,6 +118,12 @@ A chunk that depends on its place is a function of the number of tokens before i
 """
 
 
+def chunks_of(pieces: Sequence[Piece]) -> list[MediaChunk]:
+    """Return the chunks among pieces; one that depends on its place is that of the beginning of a prompt."""
+    chunks = (piece for piece in pieces if not isinstance(piece, str))
+    return [chunk if isinstance(chunk, MediaChunk) else chunk(0) for chunk in chunks]
+
+
 class MediaPrompt(NamedTuple):
     """A prompt with media: the ids of all tokens, and the chunks among them, in order."""
 

@@ -17,7 +17,7 @@ from llamado.errors import LlamadoError
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import ModelFile
 from llamado.gguf.reader import GGUFFile
-from llamado.media.chunks import MediaChunk, Piece
+from llamado.media.chunks import MediaChunk, Piece, chunks_of
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.models.encoders.encoder import EMBEDDINGS, MediaEncoder
@@ -54,9 +54,17 @@ class EncoderRunner:
 
         The chunks' digests also identify the encoders: cells of the embeddings of other encoders are not reused.
         """
-        return [piece if isinstance(piece, str) else self._own(piece) for piece in self.encoders.prepare(media)]
+        return [self._own(piece) for piece in self.encoders.prepare(media)]
 
-    def _own(self, chunk: MediaChunk) -> MediaChunk:
+    def _own(self, piece: Piece) -> Piece:
+        """Return a piece whose digest also identifies the encoders."""
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, MediaChunk):
+            return self._identified(piece)
+        return lambda n_before: self._identified(piece(n_before))
+
+    def _identified(self, chunk: MediaChunk) -> MediaChunk:
         return replace(chunk, digest=hashlib.sha256(self.fingerprint + chunk.digest).digest())
 
     def begin(self, chunk: MediaChunk) -> EncoderRun:
@@ -89,7 +97,7 @@ class EncoderRunner:
             except MediaError as error:
                 log.debug("encoder: not warmed up: %s", error)
                 continue
-            for shape in {piece.input.shape for piece in pieces if not isinstance(piece, str)}:
+            for shape in {chunk.input.shape for chunk in chunks_of(pieces)}:
                 self._graph(encoder.kind, shape).prepare()
 
     def close(self) -> None:

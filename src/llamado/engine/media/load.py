@@ -13,6 +13,7 @@ from llamado.engine.options import COMPILING, EngineOptions, Report
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
 from llamado.models.encoders.registry import MediaEncoders, load_encoders
+from llamado.text.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class ProjectorFile(NamedTuple):
         return runner
 
 
-def open_projector(model: Model, options: EngineOptions) -> ProjectorFile | None:
+def open_projector(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> ProjectorFile | None:
     """Open the projector file that the options name; None if they name none.
 
     Raises GgufError, InvalidModel, UnsupportedModel, and EngineError if the model cannot take its embeddings.
@@ -53,7 +54,12 @@ def open_projector(model: Model, options: EngineOptions) -> ProjectorFile | None
         raise EngineError(f"--mmproj: the architecture {model.architecture} does not take media")
     file = GGUFFile.open(options.mmproj, mmap=options.mmap)
     try:
-        encoders = load_encoders(file, min_tokens=options.image_min_tokens, max_tokens=options.image_max_tokens)
+        encoders = load_encoders(
+            file,
+            min_tokens=options.image_min_tokens,
+            max_tokens=options.image_max_tokens,
+            has_token=lambda text: len(tokenizer.encode(text)) == 1,
+        )
         for encoder in encoders.each:
             if encoder.n_embd != model.n_embd_input:
                 raise EngineError(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from llamado.media.chunks import chunks_of
 from llamado.media.encoded import read_encoded
 from llamado.media.errors import MediaError
 from llamado.server.errors import ApiError, invalid
@@ -69,7 +70,7 @@ class MediaHold:
 
     def add(self, prepared: PreparedMedia) -> None:
         """Reserve the memory of one picture or sound. Raises ApiError."""
-        n_bytes = sum(piece.input.nbytes for piece in prepared.pieces if not isinstance(piece, str))
+        n_bytes = sum(chunk.input.nbytes for chunk in chunks_of(prepared.pieces))
         self._budget.reserve(n_bytes)
         self._n_bytes += n_bytes
 
@@ -107,7 +108,7 @@ class MediaLoader:
             prepared = await off_loop_media(partial(_prepare, read, served))
             hold.add(prepared)
             found.append(prepared)
-            n_tokens += sum(piece.n_tokens for piece in prepared.pieces if not isinstance(piece, str))
+            n_tokens += sum(chunk.n_tokens for chunk in chunks_of(prepared.pieces))
             if n_tokens >= served.info.n_ctx:
                 raise too_long(n_tokens, served.info.n_ctx, at_least=True)
         return found

@@ -29,11 +29,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import gemma4_mel
-<<<<<<< HEAD:src/llamado/models/encoders/gemma4_audio.py
 from llamado.models.encoders.clamped import ClampedPass, read_limits
-from llamado.models.encoders.conformer import POSITIONS, ConvModule, HalfFeedForward
-=======
->>>>>>> cd8edc65 (Add the encoders of dots3-note and MiMo's sounds):src/llamado/models/encoders/sounds/gemma4.py
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
 from llamado.models.encoders.rows import as_f32
 from llamado.models.encoders.sounds.conformer import POSITIONS, ConvModule, HalfFeedForward
