@@ -16,9 +16,9 @@ from llamado import outgoing
 from llamado.http.bodies import MAX_BODY
 from llamado.media.chunks import Piece
 from llamado.media.media import Media, MediaKind
-from llamado.server.generate import media_loader
-from llamado.server.generate.media_loader import MediaBudget, MediaHold
-from llamado.server.generate.media_parts import MOST_MEDIA
+from llamado.server.media import loader as media_loader
+from llamado.server.media.loader import MediaBudget, MediaHold
+from llamado.server.media.parts import MOST_MEDIA
 
 PICTURE = png()  # three rows: three tokens
 RED, BLUE = png(color=(255, 0, 0)), png(color=(0, 0, 255))

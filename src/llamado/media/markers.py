@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
-
-from llamado.text.dialects.answer import random_id
 
 VARIABLE = "LLAMA_MEDIA_MARKER"
 """Environment variable with the marker of a server, as in llama-server."""
@@ -15,7 +14,7 @@ VARIABLE = "LLAMA_MEDIA_MARKER"
 
 def new_marker() -> str:
     """Return a marker that cannot be guessed."""
-    return f"<__media_{random_id()}__>"
+    return f"<__media_{secrets.token_hex(16)}__>"
 
 
 @cache

@@ -17,7 +17,7 @@ from llamado.media.errors import MediaError
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
-__all__ = ["STATUS", "ApiError", "invalid", "loading", "not_found", "not_supported", "translate"]
+__all__ = ["STATUS", "ApiError", "invalid", "loading", "not_found", "not_supported", "too_long", "translate"]
 
 RETRY_AFTER = 5
 """Seconds in `Retry-After`: a restarted worker rejoins within this time."""
@@ -46,3 +46,14 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, RecursionError):
         return invalid("the request's JSON is nested too deeply")
     return unexpected(error)
+
+
+def too_long(n_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+    """Return the error for a prompt that does not fit; `at_least`: `n_tokens` is a lower bound."""
+    count = f"at least {n_tokens}" if at_least else str(n_tokens)
+    return ApiError(
+        "exceed_context_size_error",
+        f"request ({count} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_tokens,
+        n_ctx=n_ctx,
+    )

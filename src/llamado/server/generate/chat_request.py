@@ -20,9 +20,9 @@ from llamado.server.generate.json_values import (
     text,
     type_name,
 )
-from llamado.server.generate.media_parts import ChatMedia
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
+from llamado.server.media.parts import ChatMedia
 from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare

@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from llamado.server.generate.chat_request import chat_prompt, read_chat
 from llamado.server.generate.completion_request import read_completion
-from llamado.server.generate.media_loader import MediaHold, MediaLoader
-from llamado.server.generate.media_parts import ChatMedia, take_media, take_prompt_media
 from llamado.server.generate.prompts import tokenize_chat
 from llamado.server.generate.receipt import model_origin
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import AnswerFormat, Generation, Mailbox, ReasoningControl, begin
 from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
+from llamado.server.media.loader import MediaHold, MediaLoader
+from llamado.server.media.parts import ChatMedia, take_media, take_prompt_media
 from llamado.server.model import ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches

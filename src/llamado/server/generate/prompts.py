@@ -10,9 +10,9 @@ from typing import Any
 
 from llamado.media.chunks import MediaPrompt, Piece
 from llamado.media.chunks import tokenize as tokenize_media
-from llamado.server.errors import ApiError, invalid
+from llamado.server.errors import invalid, too_long
 from llamado.server.generate.json_values import type_name
-from llamado.server.generate.media_parts import ChatMedia, PreparedMedia, PromptMedia
+from llamado.server.media.parts import ChatMedia, PreparedMedia, PromptMedia
 from llamado.server.model import ServedModel, ServedTokenizer
 
 # Most characters of one text. A prompt of a million tokens has about half as many. A single word of this length, which
@@ -189,14 +189,3 @@ def _check_length(n_characters: int, served: ServedModel) -> None:
     longest = served.longest_token() if n_characters > n_ctx else 0
     if longest and n_characters > n_ctx * longest:
         raise too_long(n_characters // longest, n_ctx, at_least=True)
-
-
-def too_long(n_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """Return the error for a prompt that does not fit; `at_least`: `n_tokens` is a lower bound."""
-    count = f"at least {n_tokens}" if at_least else str(n_tokens)
-    return ApiError(
-        "exceed_context_size_error",
-        f"request ({count} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
-        n_prompt_tokens=n_tokens,
-        n_ctx=n_ctx,
-    )

@@ -25,8 +25,6 @@ _grammars = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-gramma
 # Chats, whose thread waits for the process that renders their template.
 _chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-chat")
 _long_chats = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llamado-long-chat")
-# Pictures and sounds: decoding one may take a second.
-_media = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-media")
 
 
 def use_threads(n: int) -> None:
@@ -54,11 +52,6 @@ async def off_loop_chat(work: Callable[[], T], body: Mapping[str, Any]) -> T:
     """Run `work`, which renders the chat of a body, in a thread for chats: a template may be slow."""
     size = max(map(size_of, body.values()), default=0)
     return await _run_in(_long_chats if size > LONG_CHAT else _chats, work)
-
-
-async def off_loop_media(work: Callable[[], T]) -> T:
-    """Run `work`, which decodes one picture or sound, in a thread for them."""
-    return await _run_in(_media, work)
 
 
 async def _run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:

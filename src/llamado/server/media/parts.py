@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llamado.media.markers import MarkerPart, new_marker
 from llamado.media.media import MediaKind
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.json_values import type_name
 
 if TYPE_CHECKING:
     from llamado.media.chunks import Piece
@@ -157,7 +156,7 @@ def _has_media(item: Any) -> bool:
 def _prompt_media(item: Any) -> PromptMedia:
     text, data = item["prompt_string"], item["multimodal_data"]
     if not isinstance(text, str):
-        raise invalid(f"'prompt_string' with multimodal_data must be a string, but is {type_name(text)}")
+        raise invalid("'prompt_string' with multimodal_data must be a string")
     if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
         raise invalid("'multimodal_data' must be an array of base64 strings")
     return PromptMedia(text, [MediaReference(one, "file") for one in data])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,10 +14,8 @@ from typing import TYPE_CHECKING, Self
 from llamado.media.chunks import chunks_of
 from llamado.media.encoded import read_encoded
 from llamado.media.errors import MediaError
-from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.media_parts import MediaReference, PreparedMedia, not_supported_here
-from llamado.server.generate.prompts import too_long
-from llamado.server.generate.threads import off_loop_media
+from llamado.server.errors import ApiError, invalid, too_long
+from llamado.server.media.parts import MediaReference, PreparedMedia, not_supported_here
 from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_REMOTE_BYTES = 10 << 20
 """Bytes of a picture or sound behind a URL, as in llama-server."""
 _REMOTE_SECONDS = 10.0
+# Decoding a picture may take a second.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="llamado-media")
 MOST_FILE_BYTES = 64 << 20
 """Bytes of a file below `--media-path`."""
 MOST_PREPARED = 1 << 30
@@ -97,6 +99,7 @@ class MediaLoader:
         self, given: Sequence[MediaReference | bytes], served: ServedModel, hold: MediaHold
     ) -> list[PreparedMedia]:
         """Return the pictures and sounds, prepared; `hold` gets their memory. Raises ApiError and MediaError."""
+        loop = asyncio.get_running_loop()
         found: list[PreparedMedia] = []
         n_tokens = 0
         # One after the other, so that a request with many pictures does not keep all others waiting.
@@ -105,7 +108,7 @@ class MediaLoader:
             if isinstance(one, MediaReference) and _is_remote(one.text):
                 data = await self._fetch(one)
                 read = partial(bytes, data)
-            prepared = await off_loop_media(partial(_prepare, read, served))
+            prepared = await loop.run_in_executor(_threads, _prepare, read, served)
             hold.add(prepared)
             found.append(prepared)
             n_tokens += sum(chunk.n_tokens for chunk in chunks_of(prepared.pieces))

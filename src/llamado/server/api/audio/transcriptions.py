@@ -25,9 +25,9 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported
 from llamado.server.generate.formats import answer_reader, data, was_cut
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.media_parts import ChatMedia
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
+from llamado.server.media.parts import ChatMedia
 from llamado.text.dialects.dialect import Content
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")

@@ -1,0 +1,1 @@
+"""Pictures and sounds in requests: references in bodies, and their loading."""
