@@ -31,8 +31,8 @@ from llamado.media.chunks import EncoderInput, MediaChunk, Piece
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.models import UnsupportedModel
+from llamado.models.encoders.one_size.siglip import Gemma3Encoder
 from llamado.models.encoders.registry import MediaEncoders, load_encoders
-from llamado.models.encoders.siglip import Gemma3Encoder
 
 Array = np.ndarray[Any, Any]
 N_PATCHES, N_TOKENS = 64, 4

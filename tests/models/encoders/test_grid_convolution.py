@@ -11,7 +11,7 @@ from projectors.graphs import run
 
 from llamado.gguf.types import TensorType
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.grid_convolution import Convolution, DepthwiseConvolution, Kernel
+from llamado.models.encoders.parts.grid_convolution import Convolution, DepthwiseConvolution, Kernel
 
 KERNELS = [
     Kernel(3, 2, 1, 1),

@@ -25,14 +25,14 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput, Grid, MediaChunk, Piece, tokenize
 from llamado.media.media import Media, MediaKind
-from llamado.models.encoders.bands import Band
+from llamado.models.encoders.any_size.hunyuanvl import HunyuanGrid
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
 from llamado.models.encoders.grids import PatchGrid
-from llamado.models.encoders.hunyuanvl import HunyuanGrid
-from llamado.models.encoders.interpolation import Interpolation
+from llamado.models.encoders.parts.bands import Band
+from llamado.models.encoders.parts.interpolation import Interpolation
+from llamado.models.encoders.parts.transformer import Visible, attend
+from llamado.models.encoders.parts.windows import window_order
 from llamado.models.encoders.registry import load_encoders
-from llamado.models.encoders.transformer import Visible, attend
-from llamado.models.encoders.windows import window_order
 from llamado.models.errors import InvalidModel, UnsupportedModel
 
 DIM, HEADS, KV_HEADS = 8, 2, 1

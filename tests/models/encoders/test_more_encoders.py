@@ -26,10 +26,10 @@ from llamado.gguf.reader import GGUFFile
 from llamado.media.chunks import Grid, MediaChunk, Piece, tokenize
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
-from llamado.models.encoders.clamped import ClampedPass, Limits
-from llamado.models.encoders.deepseek4 import Block
+from llamado.models.encoders.any_size.deepseek4 import Block
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
-from llamado.models.encoders.experts import EncoderExperts
+from llamado.models.encoders.parts.clamped import ClampedPass, Limits
+from llamado.models.encoders.parts.experts import EncoderExperts
 from llamado.models.encoders.registry import load_encoders
 from llamado.models.errors import InvalidModel
 

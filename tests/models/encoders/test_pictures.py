@@ -26,16 +26,16 @@ from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput, MediaChunk, Piece
 from llamado.media.media import Media, MediaKind
 from llamado.media.preprocessing import PreparedPicture
-from llamado.models.encoders import internvl
-from llamado.models.encoders.convolution import convolve_each, taps
 from llamado.models.encoders.encoder import MediaEncoder
-from llamado.models.encoders.granite4 import Granite4VisionEncoder, unpad
-from llamado.models.encoders.llama4 import Llama4Encoder
-from llamado.models.encoders.minicpmv import buckets
-from llamado.models.encoders.minicpmv46 import MiniCpmV46Encoder
+from llamado.models.encoders.parts.convolution import convolve_each, taps
 from llamado.models.encoders.pictures import VitEncoder
 from llamado.models.encoders.registry import load_encoders
 from llamado.models.encoders.texts import PictureTexts
+from llamado.models.encoders.tiled import internvl
+from llamado.models.encoders.tiled.granite4 import Granite4VisionEncoder, unpad
+from llamado.models.encoders.tiled.llama4 import Llama4Encoder
+from llamado.models.encoders.tiled.minicpmv import buckets
+from llamado.models.encoders.tiled.minicpmv46 import MiniCpmV46Encoder
 from llamado.models.errors import InvalidModel, UnsupportedModel
 
 

@@ -15,10 +15,10 @@ from projectors.graphs import run
 from llamado.media.chunks import MediaChunk
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
-from llamado.models.encoders.deepseek_ocr import DeepSeekOcr1Encoder, DeepSeekOcr2Encoder
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.interpolation import Interpolation
-from llamado.models.encoders.sam import Area, SamAttention, SamShape, _windows
+from llamado.models.encoders.parts.interpolation import Interpolation
+from llamado.models.encoders.tiled.deepseek_ocr import DeepSeekOcr1Encoder, DeepSeekOcr2Encoder
+from llamado.models.encoders.tiled.sam import Area, SamAttention, SamShape, _windows
 from llamado.models.forward import Linear
 
 DIM, HEADS = 8, 2

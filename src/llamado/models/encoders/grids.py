@@ -19,7 +19,7 @@ from llamado.media.chunks import EncoderInput
 from llamado.media.errors import MediaError
 from llamado.media.patches import merged_order, patches
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
-from llamado.models.encoders.patches import PATCHES
+from llamado.models.encoders.parts.patches import PATCHES
 
 ROWS, COLUMNS = "rows", "columns"
 """Names of inputs: row and column of each patch."""

@@ -19,10 +19,10 @@ from llamado.media.preprocessing import ImageOptions, PreparedPicture, fixed_siz
 from llamado.media.resize import PADDED, Resize, Size
 from llamado.media.tiling import llava_uhd
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass, MediaEncoder
-from llamado.models.encoders.interpolation import Interpolation, PositionTable
-from llamado.models.encoders.patches import ORDER, PATCHES, PatchEmbedding, add_positions
+from llamado.models.encoders.parts.interpolation import Interpolation, PositionTable
+from llamado.models.encoders.parts.patches import ORDER, PATCHES, PatchEmbedding, add_positions
+from llamado.models.encoders.parts.transformer import EncoderTransformer
 from llamado.models.encoders.texts import PictureTexts
-from llamado.models.encoders.transformer import EncoderTransformer
 from llamado.models.errors import InvalidModel
 from llamado.models.weights import Weights
 

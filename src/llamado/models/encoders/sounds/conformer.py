@@ -30,7 +30,8 @@ from llamado.ggml.graph import (
 )
 from llamado.ggml.tensor import Tensor
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.rows import as_f32
+from llamado.models.encoders.parts.transformer import NormKind, take_norm
 from llamado.models.encoders.sounds.convolution import (
     DepthwiseConv2d,
     FirstConv2d,
@@ -39,7 +40,6 @@ from llamado.models.encoders.sounds.convolution import (
     flat,
     plain,
 )
-from llamado.models.encoders.transformer import NormKind, take_norm
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm, RmsNorm
 from llamado.models.weights import RoleWeights

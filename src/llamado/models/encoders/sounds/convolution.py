@@ -29,7 +29,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.rows import as_f32
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 from llamado.models.weights import RoleWeights

@@ -12,9 +12,9 @@ from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import dots3note_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
+from llamado.models.encoders.parts.transformer import EncoderTransformer, NormKind
 from llamado.models.encoders.sounds.convolution import PATCHES, Axis, ConvStem, eighth, patches
 from llamado.models.encoders.sounds.encoder import SoundEncoder
-from llamado.models.encoders.transformer import EncoderTransformer, NormKind
 from llamado.models.weights import Weights
 
 POSITIONS = "positions"

@@ -15,7 +15,7 @@ from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.media.mel import RATE
 from llamado.models.encoders.encoder import EncoderPass, MediaEncoder
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.rows import as_f32
 
 FRAMES = "frames"
 """Name of the input: the frames of a spectrogram, or of samples."""

@@ -29,9 +29,10 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import gemma4_mel
-from llamado.models.encoders.clamped import ClampedPass, read_limits
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.clamped import ClampedPass, read_limits
+from llamado.models.encoders.parts.rows import as_f32
+from llamado.models.encoders.parts.transformer import NormKind
 from llamado.models.encoders.sounds.conformer import POSITIONS, ConvModule, HalfFeedForward
 from llamado.models.encoders.sounds.convolution import (
     PATCHES,
@@ -43,7 +44,6 @@ from llamado.models.encoders.sounds.convolution import (
     patches,
 )
 from llamado.models.encoders.sounds.encoder import SoundEncoder
-from llamado.models.encoders.transformer import NormKind
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import RmsNorm

@@ -30,11 +30,11 @@ from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import granite_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.rows import as_f32
+from llamado.models.encoders.parts.transformer import NormKind
 from llamado.models.encoders.sounds.attention import attend_groups
 from llamado.models.encoders.sounds.conformer import ConvModule, HalfFeedForward
 from llamado.models.encoders.sounds.encoder import FRAMES, SoundEncoder
-from llamado.models.encoders.transformer import NormKind
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm

@@ -34,11 +34,11 @@ from llamado.media.chunks import EncoderInput
 from llamado.media.errors import MediaError
 from llamado.media.mel import MIMO_RATE, mimo_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
-from llamado.models.encoders.rows import as_f32
+from llamado.models.encoders.parts.rows import as_f32
+from llamado.models.encoders.parts.transformer import Activation, EncoderTransformer, Rotate
 from llamado.models.encoders.sounds.attention import attend_groups
 from llamado.models.encoders.sounds.convolution import Conv1d, halved, plain
 from llamado.models.encoders.sounds.encoder import FRAMES, SoundEncoder
-from llamado.models.encoders.transformer import Activation, EncoderTransformer, Rotate
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
 from llamado.models.parts.norms import LayerNorm, RmsNorm

@@ -12,9 +12,9 @@ from llamado.ggml.ops import UnaryOp
 from llamado.media.chunks import EncoderInput
 from llamado.media.mel import QWEN3_CHUNK, qwen3_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
+from llamado.models.encoders.parts.transformer import Activation, EncoderTransformer
 from llamado.models.encoders.sounds.convolution import PATCHES, Axis, ConvStem, eighth, patches
 from llamado.models.encoders.sounds.encoder import SoundEncoder, rows_of
-from llamado.models.encoders.transformer import Activation, EncoderTransformer
 from llamado.models.weights import Weights
 
 _CHUNK_TOKENS = eighth(QWEN3_CHUNK)

@@ -26,9 +26,9 @@ from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.media.mel import WHISPER_FRAMES, whisper_mel
 from llamado.models.encoders.encoder import EMBEDDINGS, EncoderPass
+from llamado.models.encoders.parts.transformer import Activation, EncoderTransformer
 from llamado.models.encoders.sounds.convolution import Conv1d
 from llamado.models.encoders.sounds.encoder import SoundEncoder, rows_of
-from llamado.models.encoders.transformer import Activation, EncoderTransformer
 from llamado.models.errors import InvalidModel
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights

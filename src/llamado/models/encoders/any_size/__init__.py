@@ -1,0 +1,1 @@
+"""Encoders of pictures of any size, within limits."""

@@ -1,0 +1,1 @@
+"""Encoders of pictures that are resized to one size."""

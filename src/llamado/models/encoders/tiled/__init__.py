@@ -1,0 +1,1 @@
+"""Encoders of pictures that are cut into tiles of one size."""
