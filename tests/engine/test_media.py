@@ -202,6 +202,29 @@ def test_disk_cache_that_ends_within_a_chunk(start: Start, layers: Any, tmp_path
     assert again.n_cached in ((200,) if len(layers) == 1 else (0, 200)) and len(encoder.begun) == 1
 
 
+def test_chunk_whose_end_cannot_be_read_is_computed_whole(exits: ExitStack, tmp_path: Path) -> None:
+    """A damaged file ends the read from disk within a chunk whose tokens see each other."""
+    prompt = [1 + (5 * i) % 89 for i in range(400)]
+    ids, spans = with_media(prompt, (200, 390), causal=False)
+    options = {"cache_ram": -1, "cache_disk": str(tmp_path / "c"), "cache_disk_size": 1 << 30, "n_ctx": 512}
+    for name in ("first", "second"):
+        forward = FakeForward(n_cells=1024, max_batch=256)
+        engine = new_engine(forward, FakeTokenizer(eog=()), media=stage(), **options)
+        exits.callback(engine.close)
+        disk = engine.disk
+        assert disk is not None
+        until(lambda: disk._looked is not None)  # noqa: B023
+        result = ask(engine, req(ids, media=spans))
+        whole = [n for n, embedded in zip(forward.sizes, forward.embedded, strict=True) if embedded]
+        assert whole == [190] and result.n_cached == 0, name
+        assert result.tokens == expected((ALL,), prompt)
+        engine.close()
+        damaged = min((tmp_path / "c").glob("*.cells"), key=lambda path: path.stat().st_size)
+        data = bytearray(damaged.read_bytes())
+        data[-1] ^= 1
+        damaged.write_bytes(data)
+
+
 def test_slot_file_keeps_media(start: Start, layers: Any, tmp_path: Path) -> None:
     first = start(n_slots=1)
     longer = [*PROMPT, *ask(first, media_req(PROMPT, *PLACES)).tokens, 3]
@@ -376,7 +399,11 @@ def test_results_are_kept_up_to_a_limit(layers: Any) -> None:
         assert not kept.provide(one, chunk)
         kept.advance()
         assert kept.provide(one, chunk) and chunk.digest in one.embeddings
-    assert [kept.provide(Requester(), chunk) for chunk in chunks] == [False, True, True]
+    assert [kept.provide(Requester(), chunk) for chunk in (chunks[2], chunks[1])] == [True, True]
+    one = Requester()
+    assert not kept.provide(one, chunks[0])
+    kept.advance()
+    assert [kept.provide(Requester(), chunk) for chunk in chunks] == [True, True, False], "the least recently used goes"
 
 
 def bad(change: Callable[[list[int], tuple[MediaSpan, ...]], tuple[list[int], Any]]) -> Request:
@@ -435,3 +462,23 @@ def test_grid_moves_the_positions_behind_it() -> None:
 def test_result_keeps_the_request(start: Start) -> None:
     result: Result = ask(start(), media_req(PROMPT, *PLACES))
     assert len(result.request.media) == 3
+
+
+def test_rows_of_a_prompt_are_those_of_its_text(start: Start, layers: Any) -> None:
+    """Media positions have no logits, and no probability."""
+    engine = start()
+    rows: dict[int, bytes] = {}
+    text: dict[int, bytes] = {}
+
+    def recorded(found: dict[int, bytes]) -> Callable[[int, Any], None]:
+        return lambda place, row: found.__setitem__(place, row.tobytes())
+
+    ids, spans = with_media(PROMPT, *PLACES)
+    probs = {"prompt_probs": True, "n_probs": 1, "cache_prompt": False}
+    result = ask(engine, req(ids, media=spans, on_prompt_row=recorded(rows), **probs))
+    ask(engine, req(PROMPT, on_prompt_row=recorded(text), **probs))
+    places = [place for place, token in enumerate(ids) if token >= 0]
+    assert [*rows] == places[:-1] and rows == {place: text[place] for place in places[:-1]}
+    # the first token has no probability; those behind media are predicted by rows that media do not have
+    behind = {span.stop for span in spans}
+    assert [found.token.id for found in result.prompt_probs] == [ids[place] for place in places if place not in behind]
