@@ -452,3 +452,11 @@ def test_glm_flash_is_recognized_by_layers_and_vocabulary(changes: dict[str, Any
     }
     experts = load_model(Header("it", Metadata(keys), tensors)).hparams.experts
     assert experts is not None and experts.gating is gating
+
+
+def test_pairs_of_a_fourth_position_do_not_rotate_in_text(tmp_path: Path) -> None:
+    sections = {"hunyuan_vl.rope.dimension_sections": np.array([2, 3, 1, 2], np.int32)}
+    rope = load_changed(make(TINY["hunyuan_vl"], tmp_path / "m.gguf"), sections).hparams.rope
+    assert rope.mode is RopeMode.NEOX and rope.n_dims == 32
+    assert rope.fixed_pairs == (6, 7, 14, 15)  # the sections repeat
+    assert rope.sections is not None and rope.sections.lengths == (2, 3, 1, 2)

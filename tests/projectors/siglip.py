@@ -31,6 +31,6 @@ GEMMA3 = TinyProjector(
     LAYER,
     {**TENSORS, "v.position_embd.weight": (N, 64), "mm.soft_emb_norm.weight": N, "mm.input_projection.weight": (64, N)},
     n_embd=64,
-    text="gemma3",
     tokens=("<start_of_image>", "<end_of_image>"),
 )
+PROJECTORS = [GEMMA3]

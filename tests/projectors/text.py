@@ -18,7 +18,10 @@ HEAD_NORMS = "qwen3vl", "hunyuan_vl"
 
 
 def write(tiny: TinyProjector, path: Path) -> Path:
-    """Write a model of one layer with bytes, line ends and the tokens of the projector as its vocabulary."""
+    """Write a model with bytes, line ends and the tokens of the projector as its vocabulary.
+
+    It has one layer, and one more for each that gets DeepStack embeddings.
+    """
     rng = np.random.default_rng(0)
     chars = byte_characters()
     end = chars[ord("\n")]
@@ -26,8 +29,10 @@ def write(tiny: TinyProjector, path: Path) -> Path:
     types = [CONTROL] * 3 + [NORMAL] * 257 + [CONTROL] * len(tiny.tokens)
     writer = gguf.GGUFWriter(path, tiny.text)
     writer.add_name("a small model")
-    writer.add_context_length(512)
-    writer.add_block_count(1)
+    n_deep = sum(name.endswith(".fc1.weight") for name in tiny.tensors if name.startswith("v.deepstack."))
+    n_layer = n_deep + 1
+    writer.add_context_length(4096)
+    writer.add_block_count(n_layer)
     n_embd = tiny.n_embd
     writer.add_embedding_length(n_embd)
     writer.add_feed_forward_length(N_FF)
@@ -38,7 +43,6 @@ def write(tiny: TinyProjector, path: Path) -> Path:
     writer.add_rope_dimension_count(n_embd // N_HEAD)
     if tiny.text in SECTIONS:
         writer.add_rope_dimension_sections(SECTIONS[tiny.text])
-    n_deep = sum(name.endswith(".fc1.weight") for name in tiny.tensors if name.startswith("v.deepstack."))
     if n_deep:
         writer.add_num_deepstack_layers(n_deep)
     writer.add_tokenizer_model("gpt2")
@@ -50,13 +54,14 @@ def write(tiny: TinyProjector, path: Path) -> Path:
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)
     shapes = {"token_embd.weight": (len(tokens), n_embd), "output_norm.weight": (n_embd,)}
-    for name in ("attn_norm", "ffn_norm"):
-        shapes[f"blk.0.{name}.weight"] = (n_embd,)
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"):
-        shapes[f"blk.0.{name}.weight"] = (N_FF if "ffn" in name else n_embd, n_embd)
-    shapes["blk.0.ffn_down.weight"] = (n_embd, N_FF)
-    if tiny.text in HEAD_NORMS:
-        shapes |= {f"blk.0.attn_{which}_norm.weight": (n_embd // N_HEAD,) for which in "qk"}
+    for i in range(n_layer):
+        layer = {f"{name}.weight": (n_embd,) for name in ("attn_norm", "ffn_norm")}
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"):
+            layer[f"{name}.weight"] = (N_FF if "ffn" in name else n_embd, n_embd)
+        layer["ffn_down.weight"] = (n_embd, N_FF)
+        if tiny.text in HEAD_NORMS:
+            layer |= {f"attn_{which}_norm.weight": (n_embd // N_HEAD,) for which in "qk"}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     for name, shape in shapes.items():
         writer.add_tensor(name, rng.normal(0, 0.1, shape).astype(np.float32))
     writer.write_header_to_file()

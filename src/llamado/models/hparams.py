@@ -317,29 +317,27 @@ def mrope_text_mode(keys: Keys, mode: RopeMode) -> RopeMode:
     """Return the rope mode for text in models with multi-dimensional positions (M-RoPE, arXiv 2409.12191), else `mode`.
 
     Time, height and width of a text token all equal its position, so only the order of pairs remains, which is NEOX's.
-    Raises UnsupportedModel if pairs use the fourth dimension, which is 0 in text.
     """
-    key = keys.name("rope.dimension_sections")
-    sections = keys.metadata.ints(key, ())
-    if len(sections) < 2 or sections[0] <= 0 or sections[1] <= 0:
-        return mode
-    if len(sections) > 3 and sections[3]:
-        raise UnsupportedModel(
-            f"metadata key '{key}' is {list(sections)}; positions of up to three dimensions are supported"
-        )
-    return RopeMode.NEOX
+    sections = keys.metadata.ints(keys.name("rope.dimension_sections"), ())
+    return mode if len(sections) < 2 or sections[0] <= 0 or sections[1] <= 0 else RopeMode.NEOX
 
 
 def with_sections(keys: Keys, rope: Rope, mode: RopeMode) -> Rope:
     """Return the rope with the file's sections for multi-dimensional positions; unchanged if it has none.
 
-    `mode`: how pairs are assigned to sections, MROPE or IMROPE. Raises GgufError.
+    `mode`: how pairs are assigned to sections, MROPE or IMROPE. Pairs of a fourth section do not rotate in text, whose
+    fourth position is 0. Raises GgufError or InvalidModel.
     """
-    lengths = keys.metadata.ints(keys.name("rope.dimension_sections"), ())
+    key = keys.name("rope.dimension_sections")
+    lengths = keys.metadata.ints(key, ())
     if len(lengths) < 2 or min(lengths[:2]) <= 0:
         return rope
     a, b, c, d = (*lengths, 0, 0)[:4]
-    return replace(rope, sections=PositionSections(mode, (a, b, c, d)))
+    if min(c, d) < 0:
+        raise InvalidModel(f"metadata key '{key}' is {list(lengths)}; numbers of pairs are expected")
+    n = a + b + c + d
+    fixed_pairs = tuple(i for i in range(rope.n_dims // 2) if i % n >= n - d)
+    return replace(rope, fixed_pairs=fixed_pairs, sections=PositionSections(mode, (a, b, c, d)))
 
 
 def interleaved_mrope(keys: Keys, rope: Rope) -> Rope:

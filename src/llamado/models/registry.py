@@ -218,8 +218,6 @@ UNSUPPORTED_VARIANTS = {
     "assertion on such a file (`f_attn_temp_scale != 0`, b11434), and accepts none without experts (MobileLLM)",
     "ernie4_5-moe with an `interleave_moe_layer_step` other than 1": "llama.cpp requires experts in each layer of the "
     "file, and computes only an activation in the layers that the step skips; all published models have 1",
-    "four-dimensional positions (`rope.dimension_sections`)": "the fourth dimension is 0 in text; the three others "
-    "equal a text token's position, and glm4, glm4moe and hunyuan-dense accept any sections of them",
     "non-causal lfm2 (`lfm2.attention.causal`)": "embedding models based on LFM2, whose convolution sees the tokens on "
     "both sides",
     "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "only llama-server's /v1/systemone uses "

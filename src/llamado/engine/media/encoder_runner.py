@@ -47,7 +47,7 @@ class EncoderRunner:
         self.pace = _PACE
         self._buffers: list[Buffer] = device.load([(tensor, _bytes(file, name)) for name, tensor in _weights(encoders)])
         self._graphs: OrderedDict[Key, SegmentedGraph] = OrderedDict()
-        self.fingerprint = fingerprint(file, encoders, device.numerics)
+        self.fingerprint = fingerprint(file, device.numerics)
 
     def prepare(self, media: Media) -> list[Piece]:
         """Return the pieces of a prompt for a picture or sound (see MediaEncoder.prepare). Raises MediaError.
@@ -164,15 +164,15 @@ def memory_needed(file: ModelFile, encoders: MediaEncoders) -> int:
     return weights + working
 
 
-def fingerprint(file: GGUFFile, encoders: MediaEncoders, numerics: str | None) -> bytes:
+def fingerprint(file: GGUFFile, numerics: str | None) -> bytes:
     """Return a SHA-256 of everything that embeddings depend on besides the medium: the file's metadata, name, shape and
-    ends of each weight, and the device's numerics.
+    ends of each tensor, and the device's numerics.
     """
     digest = hashlib.sha256(f"{numerics}\n".encode())
     for key in sorted(file.metadata):
         if key.startswith("clip."):
             digest.update(f"{key} {file.metadata[key]!r}\n".encode())
-    for name in sorted({name for name, _ in _weights(encoders)}):
+    for name in sorted(file.tensors):
         info, data = file.tensors[name], file.data(name)
         digest.update(f"{name} {info.type.name} {info.ne}\n".encode())
         digest.update(data[:_SAMPLE].tobytes())
