@@ -58,7 +58,7 @@ def open_projector(model: Model, tokenizer: Tokenizer, options: EngineOptions) -
             file,
             min_tokens=options.image_min_tokens,
             max_tokens=options.image_max_tokens,
-            has_token=lambda text: len(tokenizer.encode(text)) == 1,
+            has_token=lambda text: len(tokenizer.encode(text, add_special=False)) == 1,
         )
         for encoder in encoders.each:
             if encoder.n_embd != model.n_embd_input:

@@ -39,14 +39,14 @@ _FUSED = 2, 3
 """Stages whose results are fused."""
 
 
-class Normed(NamedTuple):
+class ConvolutionWithNorm(NamedTuple):
     """A convolution and the norm behind it, if the file has one."""
 
     convolution: Convolution
     norm: RmsNorm | None
 
     @classmethod
-    def take(cls, weights: Weights, name: str, norm: str, n_in: int) -> Normed:
+    def take(cls, weights: Weights, name: str, norm: str, n_in: int) -> ConvolutionWithNorm:
         """Take `name.weight` and the norm `norm`. Raises InvalidModel."""
         convolution = Convolution.take(weights, name, weights.ne(f"{name}.weight")[0], n_in)
         return cls(convolution, _norm(weights, norm, convolution.n_out))
@@ -61,14 +61,14 @@ class Normed(NamedTuple):
         return x if self.norm is None else self.norm(step, x, f"{name}_norm")
 
 
-class NormedDepthwise(NamedTuple):
+class DepthwiseWithNorm(NamedTuple):
     """A depthwise convolution and the norm behind it, if the file has one."""
 
     convolution: DepthwiseConvolution
     norm: RmsNorm | None
 
     @classmethod
-    def take(cls, weights: Weights, name: str, norm: str, n: int) -> NormedDepthwise | None:
+    def take(cls, weights: Weights, name: str, norm: str, n: int) -> DepthwiseWithNorm | None:
         """Take `name.weight` and the norm `norm`, or return None if the file does not have it. Raises InvalidModel."""
         if not weights.has(f"{name}.weight"):
             return None
@@ -110,15 +110,15 @@ class Block(Protocol):
 class EdgeResidual(NamedTuple):
     """A convolution with a kernel, and one of size 1."""
 
-    expand: Normed
-    project: Normed
+    expand: ConvolutionWithNorm
+    project: ConvolutionWithNorm
     is_halving: bool = True
 
     @classmethod
     def take(cls, weights: Weights, name: str, n: int) -> EdgeResidual:
         """Take the weights `name`.*. Raises InvalidModel."""
-        expand = Normed.take(weights, f"{name}.conv_exp", f"{name}.bn1", n)
-        return cls(expand, Normed.take(weights, f"{name}.conv_pwl", f"{name}.bn2", expand.n_out))
+        expand = ConvolutionWithNorm.take(weights, f"{name}.conv_exp", f"{name}.bn1", n)
+        return cls(expand, ConvolutionWithNorm.take(weights, f"{name}.conv_pwl", f"{name}.bn2", expand.n_out))
 
     @property
     def n_out(self) -> int:
@@ -138,10 +138,10 @@ class EdgeResidual(NamedTuple):
 class InvertedResidual(NamedTuple):
     """Universal inverted bottleneck: matrices that widen and narrow, with depthwise convolutions around the first."""
 
-    start: NormedDepthwise | None
-    expand: Normed | None
-    middle: NormedDepthwise | None
-    project: Normed | None
+    start: DepthwiseWithNorm | None
+    expand: ConvolutionWithNorm | None
+    middle: DepthwiseWithNorm | None
+    project: ConvolutionWithNorm | None
     scale: Tensor | None
     n_out: int
     size: int = 0
@@ -149,10 +149,10 @@ class InvertedResidual(NamedTuple):
     @classmethod
     def take(cls, weights: Weights, name: str, n: int) -> InvertedResidual:
         """Take the weights `name`.*. Raises InvalidModel."""
-        start = NormedDepthwise.take(weights, f"{name}.dw_start.conv", f"{name}.dw_start.bn", n)
+        start = DepthwiseWithNorm.take(weights, f"{name}.dw_start.conv", f"{name}.dw_start.bn", n)
         expand = _optional(weights, f"{name}.pw_exp", n)
         n = n if expand is None else expand.n_out
-        middle = NormedDepthwise.take(weights, f"{name}.dw_mid.conv", f"{name}.dw_mid.bn", n)
+        middle = DepthwiseWithNorm.take(weights, f"{name}.dw_mid.conv", f"{name}.dw_mid.bn", n)
         project = _optional(weights, f"{name}.pw_proj", n)
         n = n if project is None else project.n_out
         return cls(start, expand, middle, project, _layer_scale(weights, name, n), n)
@@ -181,9 +181,9 @@ class MultiQueryAttention(NamedTuple):
 
     norm: RmsNorm | None
     query: Convolution
-    key_down: NormedDepthwise | None
+    key_down: DepthwiseWithNorm | None
     key: Convolution
-    value_down: NormedDepthwise | None
+    value_down: DepthwiseWithNorm | None
     value: Convolution
     output: Convolution
     scale: Tensor | None
@@ -198,8 +198,8 @@ class MultiQueryAttention(NamedTuple):
         def part(which: str, n_in: int) -> Convolution:
             return Convolution.take(weights, f"{name}.attn.{which}.proj", 1, n_in)
 
-        def down(which: str) -> NormedDepthwise | None:
-            return NormedDepthwise.take(weights, f"{name}.attn.{which}.down_conv", f"{name}.attn.{which}.norm", n)
+        def down(which: str) -> DepthwiseWithNorm | None:
+            return DepthwiseWithNorm.take(weights, f"{name}.attn.{which}.down_conv", f"{name}.attn.{which}.norm", n)
 
         query, key, value = (part(which, n) for which in ("query", "key", "value"))
         if query.n_out % key.n_out or key.n_out % 8 or value.n_out != key.n_out:
@@ -222,7 +222,7 @@ class MultiQueryAttention(NamedTuple):
         dim = self.key.n_out
         q = reshape(self.query(step, h, "", h.ne[1], f"{name}.query"), dim, self.query.n_out // dim, h.ne[1])
 
-        def shared(down: NormedDepthwise | None, part: Convolution, which: str) -> Tensor:
+        def shared(down: DepthwiseWithNorm | None, part: Convolution, which: str) -> Tensor:
             rows = h if down is None else down(step, h, side, 2, f"{name}.{which}_down")
             return reshape(part(step, rows, "", rows.ne[1], f"{name}.{which}"), dim, 1, rows.ne[1])
 
@@ -233,9 +233,13 @@ class MultiQueryAttention(NamedTuple):
         return add(h if self.scale is None else mul(h, self.scale), x)
 
 
-def _optional(weights: Weights, name: str, n: int) -> Normed | None:
+def _optional(weights: Weights, name: str, n: int) -> ConvolutionWithNorm | None:
     """Take `name`.conv and `name`.bn, if the file has them. Raises InvalidModel."""
-    return Normed.take(weights, f"{name}.conv", f"{name}.bn", n) if weights.has(f"{name}.conv.weight") else None
+    return (
+        ConvolutionWithNorm.take(weights, f"{name}.conv", f"{name}.bn", n)
+        if weights.has(f"{name}.conv.weight")
+        else None
+    )
 
 
 def _layer_scale(weights: Weights, name: str, n: int) -> Tensor | None:
