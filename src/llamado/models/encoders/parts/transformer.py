@@ -20,6 +20,7 @@ from llamado.ggml.graph import (
     rms_norm,
     sqr,
     unary,
+    view_2d,
     view_3d,
     view_4d,
 )
@@ -197,6 +198,12 @@ def split_sequences(x: Tensor, n: int) -> Tensor:
     return view_4d(x, dim, heads, n_all // n, n, x.nb[1], x.nb[2], n_all // n * x.nb[2])
 
 
+_MOST_PAIRS = 1 << 22
+"""Most pairs of queries and keys of an operation: about a tenth of a second on two cores, the time for which encoding
+may delay answers.
+"""
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Visible = None, sinks: Tensor | None = None) -> Tensor:
     """Return attention of all positions of a sequence: F32 [head_dim · n_head, n_positions · n_sequences].
 
@@ -209,6 +216,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Visible = None, 
     if isinstance(mask, BandParts):
         return join([attend(part.queries(q), part.keys(k), part.keys(v), scale, m, sinks) for part, m in mask.parts])
     k, v = (cast(permute(t, 0, 2, 1, 3), TensorType.F16) for t in (k, v))
+    n, n_at_once = q.ne[2], max(_MOST_PAIRS // k.ne[1], 1)
+    if n <= n_at_once or q.ne[3] > 1:
+        return _attend(q, k, v, scale, mask, sinks)
+    parts = []
+    for first in range(0, n, n_at_once):
+        n_part = min(n_at_once, n - first)
+        queries = view_4d(q, *q.ne[:2], n_part, 1, *q.nb[1:], first * q.nb[2])
+        rows = None if mask is None else view_2d(mask, mask.ne[0], n_part, mask.nb[1], first * mask.nb[1])
+        parts.append(_attend(queries, k, v, scale, rows, sinks))
+    return join(parts)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
+    """Return attention with one operation: F32 [head_dim · n_head, n_positions · n_sequences]. k and v are F16
+    [head_dim, n_positions, heads, n_sequences].
+    """
     out = flash_attn_ext(permute(q, 0, 2, 1, 3), k, v, mask, scale, precision=PrecType.F32, sinks=sinks)
     return reshape(out, out.ne[0] * out.ne[1], out.ne[2] * out.ne[3])
 

@@ -32,11 +32,11 @@ class Windows(NamedTuple):
 
 
 def join(parts: list[Tensor]) -> Tensor:
-    """Return the rows of all groups, one behind the other."""
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = concat(whole, part, 1)
-    return whole
+    """Return the rows of all groups, one behind the other. Pairs are joined first: few rows are copied often then."""
+    while len(parts) > 1:
+        pairs = [concat(a, b, 1) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
 
 
 def window_order(nx: int, ny: int, side: int) -> tuple[NDArray[np.int32], Windows]:
