@@ -161,12 +161,12 @@ def files(name: str) -> tuple[Path, Path]:
 
 
 def picture(seed: int, side: int) -> str:
-    """Return a new picture as a data URI: colored squares of 8 pixels."""
+    """Return a new picture, a PNG file as base64: colored squares of 8 pixels."""
     random = np.random.default_rng(seed)
     small = random.integers(0, 256, (side // 8, side // 8, 3), np.uint8)
     out = io.BytesIO()
     Image.fromarray(small.repeat(8, 0).repeat(8, 1)).save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return base64.b64encode(out.getvalue()).decode()
 
 
 class Answer(NamedTuple):
@@ -178,15 +178,13 @@ class Answer(NamedTuple):
 
 def ask(running: Server, seed: int, side: int) -> Answer:
     """Ask about a new picture for one token."""
-    parts = [
-        {"type": "image_url", "image_url": {"url": picture(seed, side)}},
-        {"type": "text", "text": "What is this?"},
-    ]
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, "temperature": 0}
+    url = f"http://{HOST}:{running.port}"
+    marker = httpx.get(f"{url}/props").raise_for_status().json()["media_marker"]
+    prompt = {"prompt_string": f"A picture: {marker} It shows", "multimodal_data": [picture(seed, side)]}
     began = time.perf_counter()
-    answer = httpx.post(f"http://{HOST}:{running.port}/v1/chat/completions", json=body, timeout=900)
+    answer = httpx.post(f"{url}/completion", json={"prompt": prompt, "n_predict": 1, "temperature": 0}, timeout=900)
     seconds = time.perf_counter() - began
-    return Answer(seconds, answer.raise_for_status().json()["usage"]["prompt_tokens"])
+    return Answer(seconds, answer.raise_for_status().json()["tokens_evaluated"])
 
 
 def main() -> None:
@@ -203,7 +201,6 @@ def main() -> None:
     for name in flags.encoders or ENCODERS:
         text, projector = files(name)
         settings = ["-t", str(flags.threads), "-np", "1", "-c", "4096", "--mmproj", str(projector)]
-        settings += ["--chat-template", "gemma" if name == "siglip-400m" else "chatml"]
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         memory: dict[str, float] = {}
         n_prompt: dict[str, int] = {}

@@ -112,7 +112,7 @@ class Products:
         kernel = floats.matmul_float
         parameters: dict[str, Any] = {"weights": w.type.name, "columns": max(1, min(x.ne[1], floats.COLUMNS))}
         size = floats.tile(out.lowering.panel_rows)
-        if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 and w.ne[1] >= size.rows:
+        if x.ne[1] >= _MANY and w.ne[0] >= 8 and w.ne[1] >= size.rows:
             kernel = floats.matmul_float_many
             parameters = {"weights": w.type.name, **size._asdict()}
             width = max(4, floats.STRETCH // (4 * w.ne[0]) // size.columns) * size.columns

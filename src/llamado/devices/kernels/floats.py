@@ -103,6 +103,9 @@ _DEEP = 512
 _VECTORS = 4
 """Vectors of weights in a tile."""
 
+_TAIL = 8
+"""Room for the last elements of rows that are no multiple of eight."""
+
 
 class FloatTile(NamedTuple):
     """The sums that `matmul_float_many` keeps in registers: `rows` rows, one or two to a vector, and `columns` columns.
@@ -124,8 +127,8 @@ def tile(panel_rows: int) -> FloatTile:
     *("n", "n_rows", "n_columns", "n2", "n3", "r2", "r3", "width", "scratch", "scratch_step"),
 )
 def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, rows: int, columns: int) -> None:
-    """`matmul_float` for many columns, with the same bits. `n` is a multiple of eight, and there are at least a tile's
-    rows.
+    """`matmul_float` for many columns, with the same bits. Rows have at least eight elements, and there are at least a
+    tile's rows.
 
     A unit of work is a tile's rows, as f32 in scratch, and `width` columns. Vectors of 16 lanes hold eight partial sums
     of each of two rows.
@@ -133,9 +136,12 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, 
     form = FORMATS[TensorType[weights]]
     each = rows // _VECTORS
     vector = Type("f32", 8 * each)
+    of_rows = Type("f32", rows)
+    n8 = a.n // 8 * 8
     panels, blocks = (a.n_rows + (rows - 1)) // rows, (a.n_columns + a.width - 1) // a.width
     panel_at = a.scratch + work.thread * a.scratch_step
-    partial = panel_at + a.n * (4 * rows)
+    tail_at = panel_at + n8 * (4 * rows)
+    partial = tail_at + _TAIL * (4 * rows)
     with c.shares(work, panels * blocks * a.n2 * a.n3, c.i64(4)) as unit:
         panel, rest = unit % panels, unit // panels
         block, rest = rest % blocks, rest // blocks
@@ -144,13 +150,16 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, 
         x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
         first_row = c.min(panel * rows, a.n_rows - rows)
         sources = [w + (first_row + r) * a.w1 for r in range(rows)]
-        with c.range(0, a.n, 8) as k:
+        with c.range(0, n8, 8) as k:
             for r, row in enumerate(sources):
                 c.store(panel_at + k * (4 * rows) + 32 * r, form.load(c, row, k))
+        with c.range(n8, a.n) as k:
+            for r, row in enumerate(sources):
+                c.store(tail_at + (k - n8) * (4 * rows) + 4 * r, form.load(c, row, k, 1))
         first = block * a.width
         stop = c.min(first + a.width, a.n_columns)
-        with c.range(0, a.n, _DEEP) as k_first, c.range(first, stop, columns) as column:
-            k_stop = c.min(k_first + _DEEP, a.n)
+        with c.range(0, n8, _DEEP) as k_first, c.range(first, stop, columns) as column:
+            k_stop = c.min(k_first + _DEEP, n8)
             numbers = [c.min(column + j, stop - 1) for j in range(columns)]
             xs = [x + number * a.x1 for number in numbers]
             here = partial + (column - first) * (32 * rows)
@@ -167,19 +176,23 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, 
                     value = c.concat(eight, eight) if each == 2 else eight
                     for weight, total in zip(held, totals, strict=True):
                         total.value = c.fma(weight, value, total.value)
-            with c.when(k_stop < a.n):
+            with c.when(k_stop < n8):
                 for line, totals in zip(places, sums, strict=True):
                     for at, total in zip(line, totals, strict=True):
                         c.store(at, total.value)
-            with c.when(k_stop.equals(a.n)):
+            with c.when(k_stop.equals(n8)):
+                tails = [c.var(c.const(of_rows, 0.0)) for _ in xs]
+                with c.range(n8, a.n) as k:
+                    weight = c.load(of_rows, tail_at + (k - n8) * (4 * rows))
+                    for at, tail in zip(xs, tails, strict=True):
+                        tail.value = c.fma(weight, c.splat_load(of_rows, at + k * 4), tail.value)
                 eights = [part for totals in sums for total in totals for part in _eights(c, total.value)]
                 eights += eights[: -len(eights) % 8]
                 for first_eight in range(0, rows * columns, 8):
-                    # + 0.0: the tail that `matmul_float` adds
-                    found = c.sum_lanes8(eights[first_eight : first_eight + 8]) + 0.0
+                    found = c.sum_lanes8(eights[first_eight : first_eight + 8])
                     for r in range(first_eight, min(first_eight + 8, rows * columns), rows):
                         part = found if rows == 8 else c.shuffle(found, None, range(r % 8, r % 8 + rows))
-                        c.store(y + numbers[r // rows] * a.y1 + first_row * 4, part)
+                        c.store(y + numbers[r // rows] * a.y1 + first_row * 4, part + tails[r // rows].value)
 
 
 def _eights(c: Code, v: Value) -> list[Value]:
@@ -189,7 +202,7 @@ def _eights(c: Code, v: Value) -> list[Value]:
 
 def many_scratch(n: int, width: int, size: FloatTile) -> int:
     """Scratch bytes of one thread for `matmul_float_many`: a tile's rows as f32, and the sums of `width` columns."""
-    return 4 * size.rows * n + 32 * size.rows * (width + size.columns)
+    return 4 * size.rows * (n + _TAIL) + 32 * size.rows * (width + size.columns)
 
 
 @kernel(

@@ -12,6 +12,7 @@ Flash-Decoding (Dao et al., 2023).
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from llamado.devices.kernel import kernel
 from llamado.devices.kernels.attention import results
@@ -254,9 +255,12 @@ def _few(
             for first in range(0, many, _FOUR):
                 some = Viewers(list_, done.value + first)
                 update_softmax(c, some, min(_FOUR, many - first), scores, fades, lanes)
-            wide, n_registers = _part(values.head, lanes)
-            with c.range(0, values.head, wide * n_registers) as start:
-                add_values(c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared)
+            for part in _parts(values.head, lanes, 4):
+                wide, n_registers = part.lanes, part.n_registers
+                with c.range(part.start, part.stop, wide * n_registers) as start:
+                    add_values(
+                        c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared
+                    )
             done.value = done.value + many
 
 
@@ -272,15 +276,36 @@ def _many(
         score_transposed(c, keys, head_k, Viewers(list_, j), at_once, scores, block, scoring, lanes)
     with c.range(0, n, _FOUR) as j:
         update_softmax(c, Viewers(list_, j), _FOUR, scores, fades, lanes)
-    wide, n_registers = _part(values.head, lanes)
-    with c.range(0, values.head, wide * n_registers) as start, c.range(0, n, at_once) as j:
-        add_values(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers, fetch=False)
+    for part in _parts(values.head, lanes, 5 if lanes == 16 else 4):
+        wide, n_registers = part.lanes, part.n_registers
+        with c.range(part.start, part.stop, wide * n_registers) as start, c.range(0, n, at_once) as j:
+            some = Viewers(list_, j)
+            add_values(c, values, some, at_once, scores, fades, block, wide, start, n_registers, fetch=False)
 
 
-def _part(head: int, lanes: int) -> tuple[int, int]:
-    """Lanes of a register for values, and the number of registers of a head that are filled at once."""
-    lanes = lanes if head % lanes == 0 else 8
-    n = min(4, head // lanes)
-    while (head // lanes) % n:
-        n -= 1
-    return lanes, n
+class _Part(NamedTuple):
+    """Elements of a head from `start` to `stop`, as registers of `lanes`, of which `n_registers` are filled at once."""
+
+    start: int
+    stop: int
+    lanes: int
+    n_registers: int
+
+
+def _parts(head: int, lanes: int, most: int) -> list[_Part]:
+    """Divide a head of values in parts that fill at most `most` registers at once, few of them if possible."""
+    if head < lanes:
+        lanes = 8
+    whole = head // lanes
+    found = []
+    if n := next((n for n in (4, 5, 3) if n <= most and whole % n == 0), 0):
+        found = [_Part(0, whole * lanes, lanes, n)]
+    else:
+        at, n_groups = 0, -(-whole // most)
+        for i in range(n_groups):
+            n = (whole - at) // (n_groups - i)
+            found.append(_Part(at * lanes, (at + n) * lanes, lanes, n))
+            at += n
+    if rest := head % lanes:
+        found.append(_Part(whole * lanes, head, 8, rest // 8))
+    return found
