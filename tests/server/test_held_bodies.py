@@ -238,7 +238,7 @@ def test_slow_bodies_are_dropped_for_waiting_ones(monkeypatch: pytest.MonkeyPatc
 def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     """A server with memory for two bodies of 1 MiB."""
     monkeypatch.setattr(bodies, "PACE_SECONDS", 0.2)
-    monkeypatch.setattr(BodyBudget.__init__, "__defaults__", (2 * ONE,))
+    monkeypatch.setattr(BodyBudget.__init__, "__defaults__", (2 * ONE, lambda: bodies.MAX_BODY))
     with serving() as wire:
         yield wire
 
