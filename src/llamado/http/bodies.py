@@ -15,11 +15,12 @@ from llamado.http.errors import ApiError, ClientDisconnected
 
 # Bytes of one body. A prompt of a million tokens is 5 MB of text.
 MAX_BODY = 10 * 2**20
-# Bytes of one body for a model that takes pictures or sounds, which are in it as base64. Parsing it as JSON keeps the
-# event loop waiting for some 50 ms.
+# Bytes of one body for a model that takes pictures or sounds, which are in it as base64.
 MAX_MEDIA_BODY = 32 * 2**20
 # Bytes of a body that is not counted.
 SMALL_BODY = 64 * 1024
+# Bytes that are joined on the event loop.
+MAX_JOINED = 2**20
 # Bytes of all bodies being read or processed.
 MOST_HELD = 256 * 2**20
 # Seconds a body waits for the budget.
@@ -152,6 +153,9 @@ class Body:
         if self.held:
             spare, self.held = self.held - self.arrived, self.arrived
             self._bodies.restore(spare)
+        if self.arrived > MAX_JOINED:
+            # The copy takes 20 ms, mostly for new memory, but holds no lock.
+            return await asyncio.to_thread(b"".join, chunks)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def reject(self) -> None:

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from llamado.engine.sampling.params import MAX_SEED
 from llamado.http.bodies import body_of
 from llamado.http.errors import invalid
+from llamado.http.long_strings import LONG, NO_STRINGS, take_long_strings
 
 # Nesting depth; tool schemas nest a few dozen levels. Recursive code over bodies relies on this limit.
 MAX_DEPTH = 200
-# Most occurrences of a character, including inside strings. Parsing blocks the event loop: arrays, objects and numbers
-# take a hundred times as long as text (and 20 times their size in memory), escapes ten times. These limits keep it
-# below 30 ms. The longest prompts (as numbers, a table, or in Chinese) stay below them.
+# Most occurrences of a character, including inside strings that are parsed (see long_strings). Parsing holds the GIL:
+# arrays, objects and numbers take a hundred times as long as text (and 20 times their size in memory), escapes ten
+# times. These limits keep it below 30 ms. The longest prompts (as numbers, a table, or in Chinese) stay below them.
 MAX_COUNTS = {b"[": 60_000, b"{": 60_000, b",": 300_000, b"\\u": 600_000}
 # Unescaped quotation marks: two for each key and each string.
 MAX_QUOTES = 100_000
@@ -41,6 +42,7 @@ def parse_json(body: bytes) -> Any:
     """Parse a body. Raises ApiError for malformed JSON, and for bodies deeper or more fragmented than the limits."""
     if not body:
         raise invalid("parse error at line 1, column 1: attempting to parse an empty input")
+    body, strings = take_long_strings(body) if len(body) > LONG else (body, NO_STRINGS)
     counts = {character: _count(body, character) for character in MAX_COUNTS}
     for character, most in MAX_COUNTS.items():
         if counts[character] > most:
@@ -51,9 +53,10 @@ def parse_json(body: bytes) -> Any:
     collects = gc.isenabled()
     gc.disable()
     try:
-        value = _loads_exact_seed(body)
+        value = strings.restore(_loads_exact_seed(body))
     except orjson.JSONDecodeError as error:
-        raise invalid(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+        column = error.colno + strings.shift(error.doc, error.pos)
+        raise invalid(f"parse error at line {error.lineno}, column {column}: {error.msg}") from None
     finally:
         if collects:
             gc.enable()
