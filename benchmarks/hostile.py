@@ -1,5 +1,6 @@
 """A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs,
-answers that the client never reads, pages of other sites, tools, servers behind the proxy, workers that freeze or lie.
+answers that the client never reads, pages of other sites, tools, servers behind the proxy, workers that freeze or lie,
+damaged pictures and sounds.
 
 `llamado serve` runs with a real model. One process asks for /health 20 times a second on new connections, another asks
 for the same greedy answer once a second and compares it; meanwhile the phases come one after the other. Printed for
@@ -33,6 +34,7 @@ from typing import Any
 
 import httpx
 from endurance import resident
+from hostile_media import MARKER, requests, write_models
 from hostile_requests import (
     BODIES,
     MOST,
@@ -171,12 +173,15 @@ async def in_parallel(n: int, work: Iterable[Awaitable[None]]) -> None:
     await asyncio.gather(*(worker() for _ in range(n)))
 
 
-async def whole_answer(client: httpx.AsyncClient, method: str, path: str, body: bytes, tally: Tally) -> None:
+async def whole_answer(
+    client: httpx.AsyncClient, method: str, path: str, body: bytes, tally: Tally, content_type: str = ""
+) -> None:
     """A request by a proper client that reads all of the answer."""
     began = time.perf_counter()
     what = f"{method} {path} {body[:120]!r}"
+    headers = {"content-type": content_type} if content_type else {}
     try:
-        answer = await client.request(method, path, content=body)
+        answer = await client.request(method, path, content=body, headers=headers)
         head = str(dict(answer.headers)).encode() + answer.content[:300]
         tally.count(str(answer.status_code), what, head)
         if b'"server_error"' in answer.content and answer.status_code == 200:
@@ -585,6 +590,16 @@ async def liars(port: int, tally: Tally) -> None:
                         tally.count(str(answer.status_code), what, str(dict(answer.headers)).encode() + answer.content)
 
 
+async def media(port: int, tally: Tally) -> None:
+    """2,000 damaged pictures and sounds, some of them bombs, through five APIs."""
+    limits = httpx.Limits(max_connections=8, max_keepalive_connections=8)
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120, limits=limits) as client:
+        await in_parallel(
+            8,
+            (whole_answer(client, "POST", path, body, tally, kind) for path, body, kind in requests(random.Random(5))),
+        )
+
+
 async def harmless_schemas(client: httpx.AsyncClient) -> None:
     """As many as a server remembers: after them it has none of the bombs' any more."""
     for i in range(40):
@@ -612,7 +627,10 @@ PHASES: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
     "proxy": proxied,
     "cluster": cluster,
     "liars": liars,
+    "media": media,
 }
+WITH_PROJECTOR = {"media"}
+"""Phases whose server has a small model with encoders of pictures and sounds."""
 CORRUPT = {"liars"}
 """Phases in which a worker that was let in computes nonsense: only answers after them are compared."""
 
@@ -719,7 +737,13 @@ async def warm_up(one: Server) -> None:
         )
         # Four at once fill every cell of the context, whose memory is taken when it is first written.
         await in_parallel(4, (answer(f"{n}" + " word" * 2_000) for n in range(4)))
-    await settle(one)
+
+
+async def warm_up_media(one: Server) -> None:
+    """A part of the phase `media`: shapes of pictures are compiled, decoders are loaded, memory is taken."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=600) as client:
+        unread, found = Tally(), requests(random.Random(6), 600)
+        await in_parallel(8, (whole_answer(client, "POST", path, body, unread, kind) for path, body, kind in found))
 
 
 def milliseconds(looks: Looks, began: float, ended: float) -> tuple[float, float, float]:
@@ -769,6 +793,51 @@ def shown(row: dict[str, Any]) -> str:
     return f"| {row['phase']} | {row['seconds']:.0f} | {answered} | {took} | {idle} | {memory} | {right} |"
 
 
+@dataclass
+class Record:
+    """What was seen in the phases so far."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    looks: Looks = field(default_factory=list)
+    compared: Compared = field(default_factory=list)
+
+    def run(
+        self, one: Server, names: Iterable[str], warm_up: Callable[[Server], Awaitable[None]], n_slowest: int
+    ) -> None:
+        """Run phases on a server, and print their rows and their slowest requests."""
+        looking, comparing = watcher(look, one.port), watcher(compare, one.port)
+        asyncio.run(warmed_up(one, warm_up))
+        base = last = resident(one.pid)
+        for name in names:
+            phase = asyncio.run(go_through(one, one.port, name, PHASES[name]))
+            last = phase.after
+            drained(looking[1], self.looks)
+            drained(comparing[1], self.compared)
+            if name in CORRUPT:
+                self.compared = [each for each in self.compared if not phase.began - 1 <= each[0] < phase.ended]
+            self.rows.append(row(phase, self.looks, self.compared))
+            print(shown(self.rows[-1]), flush=True)
+            for took, what in sorted(phase.tally.slow, reverse=True)[:n_slowest]:
+                print(f"    {took:.1f} s for {what[:160]}", flush=True)
+            self.faults += phase.tally.bad
+            if self.rows[-1]["health_ms"][1] > MOST_MS:
+                self.faults.append(
+                    f"{name}: /health took {self.rows[-1]['health_ms'][1]:.0f} ms at the 99th percentile"
+                )
+        for over, _, process in (looking, comparing):
+            over.set()
+            process.join(70)
+        if last - base > MOST_KEPT:
+            self.faults.append(f"{(last - base) >> 20} MiB of memory stay")
+
+
+async def warmed_up(one: Server, warm_up: Callable[[Server], Awaitable[None]]) -> None:
+    """Await a warm-up, and until the server does nothing more."""
+    await warm_up(one)
+    await settle(one)
+
+
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -780,47 +849,27 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     started = time.monotonic()
-    faults: list[str] = []
-    rows: list[dict[str, Any]] = []
-    looks: Looks = []
-    compared: Compared = []
-    options = ["-np", "4", "-c", "8192", "-t", "2", *CACHE, "--tools", "all", "--ui-mcp-proxy"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server(
-            "llamado", model_path(flags.model), [*options, "--tools-folder", folder], {"LLAMADO_CLUSTER_TOKEN": TOKEN}
-        ) as one,
-    ):
-        looking, comparing = watcher(look, one.port), watcher(compare, one.port)
-        asyncio.run(warm_up(one))
-        base = last = resident(one.pid)
-        print(
-            "| phase | s | answered | /health p50 / p99 / worst ms | idle after | MiB before / most / after | answers |"
-        )
-        print("|---|---|---|---|---|---|---|")
-        for name in flags.only or PHASES:
-            phase = asyncio.run(go_through(one, one.port, name, PHASES[name]))
-            last = phase.after
-            drained(looking[1], looks)
-            drained(comparing[1], compared)
-            if name in CORRUPT:
-                compared = [one for one in compared if not phase.began - 1 <= one[0] < phase.ended]
-            rows.append(row(phase, looks, compared))
-            print(shown(rows[-1]), flush=True)
-            for took, what in sorted(phase.tally.slow, reverse=True)[: flags.slowest]:
-                print(f"    {took:.1f} s for {what[:160]}", flush=True)
-            faults += phase.tally.bad
-            if rows[-1]["health_ms"][1] > MOST_MS:
-                faults.append(f"{name}: /health took {rows[-1]['health_ms'][1]:.0f} ms at the 99th percentile")
-        for over, _, process in (looking, comparing):
-            over.set()
-            process.join(70)
+    record = Record()
+    names = flags.only or list(PHASES)
+    print("| phase | s | answered | /health p50 / p99 / worst ms | idle after | MiB before / most / after | answers |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["-np", "4", "-c", "8192", "-t", "2", *CACHE, "--tools", "all", "--ui-mcp-proxy"]
+        own = [name for name in names if name not in WITH_PROJECTOR]
+        if own:
+            tools_folder, environment = ["--tools-folder", folder], {"LLAMADO_CLUSTER_TOKEN": TOKEN}
+            with server("llamado", model_path(flags.model), [*options, *tools_folder], environment) as one:
+                record.run(one, own, warm_up, flags.slowest)
+        if len(own) < len(names):
+            model, projector = write_models(Path(folder))
+            options = ["--mmproj", str(projector), "-np", "4", "-c", "2048", "-t", "2", *CACHE]
+            with server("llamado", model, options, {"LLAMA_MEDIA_MARKER": MARKER}) as one:
+                record.run(one, [name for name in names if name in WITH_PROJECTOR], warm_up_media, flags.slowest)
+    looks, compared, faults = record.looks, record.compared, record.faults
     faults += [f"answer: {what}" for _, what in compared if what not in ("right", "503")]
-    if last - base > MOST_KEPT:
-        faults.append(f"{(last - base) >> 20} MiB of memory stay")
     print(f"{time.monotonic() - started:.0f} s in all; {len(looks)} looks at /health, {len(compared)} answers compared")
     if flags.json:
-        flags.json.write_text(json.dumps({"phases": rows, "faults": faults}, indent=2) + "\n")
+        flags.json.write_text(json.dumps({"phases": record.rows, "faults": faults}, indent=2) + "\n")
     for fault, n in Counter(faults).most_common(30):
         print(f"FAULT ({n}×): {fault}")
     sys.exit(1 if faults else 0)
