@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from llamado.commands.cli import make_parser
@@ -203,6 +204,60 @@ def test_projectors_of_models(tmp_path: Path) -> None:
     found = arguments(models["vision"])
     assert found["--mmproj"] == str(tmp_path / "d" / "vision" / "mmproj-Q8_0.gguf")
     assert "--mmproj" not in arguments(models["single"])
+
+
+def projector_file(path: Path, *kinds: str) -> None:
+    """Write a projector file without tensors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, "clip")
+    for kind in kinds:
+        writer.add_bool(f"clip.has_{kind}_encoder", True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def test_media_of_models_that_are_not_loaded(tmp_path: Path) -> None:
+    projector_file(tmp_path / "both.gguf", "vision", "audio")
+    projector_file(tmp_path / "d" / "ear" / "mmproj.gguf", "audio")
+    (tmp_path / "d" / "ear" / "m.gguf").touch()
+    (tmp_path / "broken.gguf").write_text("GGUF?")
+    (tmp_path / "p.ini").write_text(
+        f"[both]\nmodel = x.gguf\nmmproj = {tmp_path}/both.gguf\n[broken]\nmodel = x.gguf\n"
+        f"mmproj = {tmp_path}/broken.gguf\n[missing]\nmodel = x.gguf\nmmproj = no.gguf\n[none]\nmodel = x.gguf\n"
+    )
+    found = catalog("--models-preset", str(tmp_path / "p.ini"), "--models-dir", str(tmp_path / "d")).models
+    assert {name: model.input_modalities for name, model in found.items()} == {
+        "both": ("text", "image", "audio"), "broken": ("text",), "ear": ("text", "audio"), "missing": ("text",),
+        "none": ("text",),
+    }  # fmt: skip
+
+
+def test_media_of_cached_models(tmp_path: Path) -> None:
+    hub_model(tmp_path, "u/m", "m-Q4_K_M.gguf", "mmproj-F16.gguf")
+    hub_model(tmp_path, "u/plain", "m-Q4_K_M.gguf")
+    projector_file(tmp_path / "hf" / "hub" / "models--u--m" / "blobs" / "mmproj-F16.gguf", "vision")
+    ini = tmp_path / "p.ini"
+    ini.write_text("[off]\nhf-repo = u/m:q4_k_m\nmmproj-auto = 0\n[any]\nhf-repo = u/m\n")
+    found = catalog("--models-preset", str(ini)).models
+    assert {name: model.input_modalities for name, model in found.items()} == {
+        "u/m:Q4_K_M": ("text", "image"), "u/plain:Q4_K_M": ("text",), "off": ("text",), "any": ("text", "image"),
+    }  # fmt: skip
+
+
+def test_a_projector_is_removed_with_the_last_model_that_has_it(tmp_path: Path) -> None:
+    hub_model(tmp_path, "u/m", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-BF16.gguf", "mmproj-Q8_0.gguf", "mmproj-F16.gguf")
+    blobs = tmp_path / "hf" / "hub" / "models--u--m" / "blobs"
+
+    def left() -> list[str]:
+        return sorted(path.name for path in blobs.iterdir())
+
+    assert remove_cached("u/m:BF16")
+    assert left() == ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf"]
+    assert remove_cached("u/m:Q8_0")
+    assert left() == ["m-Q4_K_M.gguf", "mmproj-Q8_0.gguf"]
+    assert remove_cached("u/m:Q4_K_M")
+    assert left() == []
 
 
 @pytest.mark.parametrize(

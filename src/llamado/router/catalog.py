@@ -20,9 +20,10 @@ from llamado.flags import FlagError, ParsedFlags
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources import stored
 from llamado.gguf.sources.catalog import CATALOG, LARGE
-from llamado.gguf.sources.projector import projector_beside
+from llamado.gguf.sources.ollama import find_ollama_projector
+from llamado.gguf.sources.projector import input_kinds, projector_beside
 from llamado.gguf.sources.resolve import cache_dir
-from llamado.gguf.sources.stored import hub_files
+from llamado.gguf.sources.stored import hub_files, hub_projector
 from llamado.gguf.sources.urls import large_folder
 from llamado.installation import own_command
 from llamado.router import presets
@@ -99,6 +100,8 @@ class RoutedModel:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     path: str = ""
+    input_modalities: tuple[str, ...] = ("text",)
+    """Input of the model, as far as it is known before the model is loaded."""
     preset: str = ""
     """The options as a section of a preset file."""
     load_on_startup: bool = False
@@ -154,7 +157,8 @@ class _Entry:
 
 def load(flags: ParsedFlags, others: Iterable[RoutedModel] = ()) -> Catalog:
     """Return the models selected by the flags, together with `others`. Raises FlagError, CatalogError, PresetError."""
-    models = [*others, *(_finish(entry) for entry in _entries(flags))]
+    hub = hub_files()
+    models = [*others, *(_finish(entry, hub) for entry in _entries(flags))]
     return Catalog(sorted(models, key=lambda model: model.name))
 
 
@@ -252,8 +256,8 @@ def _stem(spec: str) -> str:
     return Path(spec).name.removesuffix(".gguf")
 
 
-def _finish(entry: _Entry) -> RoutedModel:
-    """Return the entry as a model, including the arguments of its process."""
+def _finish(entry: _Entry, hub: Mapping[str, Path]) -> RoutedModel:
+    """Return the entry as a model, including the arguments of its process. `hub`: cached files of the hub."""
     options = {key: value for key, value in entry.options.items() if key not in presets.CONTROLLED}
 
     def listed(key: str) -> tuple[str, ...]:
@@ -275,11 +279,38 @@ def _finish(entry: _Entry) -> RoutedModel:
         aliases=listed("alias"),
         tags=listed("tags"),
         path=str(Path(path).absolute()) if path.endswith(".gguf") else path,
+        input_modalities=("text", *_media_kinds(options, hub)),
         preset=presets.ini_text(entry.name, options, entry.extra),
         load_on_startup=presets.is_enabled("load-on-startup", entry.extra),
         hidden=entry.hidden,
         sleeps=sleeps not in ("-1", "") or os.environ.get("LLAMA_ARG_SLEEP_IDLE_SECONDS", "-1") != "-1",
     )
+
+
+def _media_kinds(options: Options, hub: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return the media that a model takes, if its projector is on this machine."""
+    projector = _projector(options, hub)
+    return () if projector is None else input_kinds(projector)
+
+
+def _projector(options: Options, hub: Mapping[str, Path]) -> Path | None:
+    """Return the projector file of a model's process, or None if it has none or it is not known yet."""
+    if "mmproj" in options or "mmproj_url" in options:
+        return Path(options.get("mmproj", ("",))[-1]).expanduser()
+    if not presets.is_true(options.get("mmproj_auto", ("true",))[-1]):
+        return None
+    name = options.get("model", ("",))[-1]
+    if name.startswith("ollama:"):
+        try:
+            return find_ollama_projector(name.removeprefix("ollama:"))
+        except SourceError:
+            return None
+    repo = name.removeprefix("hf:") if name.startswith("hf:") else options.get("hf_repo", ("",))[-1]
+    if not repo or "hf_file" in options:
+        return None
+    repo = presets.canonical(repo)
+    path = hub.get(repo) or next((path for full, path in hub.items() if full.startswith(f"{repo}:")), None)
+    return None if path is None else hub_projector(path)
 
 
 def models_in(folder: str) -> dict[str, Path]:

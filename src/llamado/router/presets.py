@@ -106,13 +106,14 @@ def command_line(flags: ParsedFlags) -> Options:
         else:
             texts = (str(value),)
         inherited = [os.environ[env] for env in flag.env if env in os.environ]
-        if inherited and (inherited[0] == texts[-1] or (flag.type == "bool" and _is_true(inherited[0]) == value)):
+        if inherited and (inherited[0] == texts[-1] or (flag.type == "bool" and is_true(inherited[0]) == value)):
             continue
         options[key] = texts
     return options
 
 
-def _is_true(text: str) -> bool:
+def is_true(text: str) -> bool:
+    """Return True if a value turns a switch on."""
     return text.strip().lower() in TRUE
 
 
@@ -124,7 +125,7 @@ def arguments(options: Options) -> list[str]:
             continue
         name = _long(flag.names)
         if flag.type == "bool":
-            if _is_true(options[key][-1]):
+            if is_true(options[key][-1]):
                 given.append(name)
             elif flag.off_names:
                 given.append(_long(flag.off_names))
@@ -177,7 +178,7 @@ def read_presets(path: str | Path) -> dict[str, tuple[Options, dict[str, str]]]:
                 continue
             flag, negative = found
             if flag.type == "bool" or negative:
-                value = "true" if _is_true(value) != negative else "false"
+                value = "true" if is_true(value) != negative else "false"
             options[flag.key] = (value,)
         if name == "default" and not options and not extra:
             continue
@@ -237,4 +238,4 @@ def stop_timeout(name: str, extra: Mapping[str, str]) -> float:
 
 def is_enabled(key: str, extra: Mapping[str, str]) -> bool:
     """Return True if a preset-only switch is on."""
-    return _is_true(extra.get(key, ""))
+    return is_true(extra.get(key, ""))

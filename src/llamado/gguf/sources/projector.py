@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
-from llamado.gguf.errors import SourceError
+from llamado.gguf.errors import GgufError, SourceError
 
 WORD = "mmproj"
 """In the names of projector files."""
+_FLAGS = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -38,6 +40,30 @@ def _bits(file: str) -> int:
     tag = _TAG.search(_SHARD.sub("", file.removesuffix(".gguf")))
     digits = re.search(r"\d+", tag[1]) if tag is not None else None
     return int(digits[0][:9]) if digits is not None else 0
+
+
+def input_kinds(projector: Path) -> tuple[str, ...]:
+    """Return the kinds of media that a projector file encodes, from its header: "image", "audio".
+
+    () if the file is missing or damaged.
+    """
+    try:
+        stat = projector.stat()
+    except OSError:
+        return ()
+    return _input_kinds(projector, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _input_kinds(projector: Path, size: int, changed: int) -> tuple[str, ...]:
+    """Return the kinds of a file as it was at a time: lists of models are made again and again."""
+    from llamado.gguf.reader import GGUFFile
+
+    try:
+        with GGUFFile.open(projector) as file:
+            return tuple(kind for kind, flag in _FLAGS.items() if file.metadata.bool_(flag, False))
+    except (GgufError, OSError):
+        return ()
 
 
 def projector_beside(model: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.ollama import find_ollama_model, installed, store
-from llamado.gguf.sources.projector import WORD
+from llamado.gguf.sources.projector import WORD, best_projector
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.urls import large_folder
 
@@ -189,6 +189,31 @@ def hub_files() -> dict[str, Path]:
     return found
 
 
+def hub_projector(model: Path) -> Path | None:
+    """Return the cached projector of a model's file in the hub's cache, or None."""
+    return next((found[model] for found in map(_projectors, _hub_folders()) if model in found), None)
+
+
+def _projectors(folder: Path) -> dict[Path, Path]:
+    """Return the projectors of the models of a cached repository, by the model's (first) file."""
+    root = folder / "snapshots"
+    files = {path.relative_to(root).as_posix(): path for path in _snapshot(folder) if path.exists()}
+    found = {}
+    for name, path in files.items():
+        if is_model(path.name) and parts_of(path)[0] == path:
+            projector = best_projector(files, name)
+            if projector is not None:
+                found[path] = files[projector]
+    return found
+
+
+def _with_own_projector(path: Path, projectors: Mapping[Path, Path]) -> tuple[Path, ...]:
+    """Return all files of a model, with its projector if no other model has the same."""
+    projector = projectors.get(path)
+    is_own = projector is not None and list(projectors.values()).count(projector) == 1
+    return (*parts_of(path), projector) if projector is not None and is_own else parts_of(path)
+
+
 def remove(model: StoredModel) -> int:
     """Delete a model's files and return their size in bytes. Raises SourceError if llamado did not fetch them."""
     if not model.is_removable:
@@ -255,8 +280,9 @@ def _folder(path: Path) -> list[Path]:
 
 def _from_hub_cache() -> Iterator[StoredModel]:
     whole = hub_files()
+    projectors = {path: projector for folder in _hub_folders() for path, projector in _projectors(folder).items()}
     for name, path in whole.items():
-        yield StoredModel(name, path, parts_of(path), "hub")
+        yield StoredModel(name, path, _with_own_projector(path, projectors), "hub")
     for folder in _hub_folders():
         for path in _snapshot(folder):
             parts = parts_of(path)

@@ -30,7 +30,7 @@ def model_entry(instance: Instance, now: int) -> dict[str, Any]:
         "status": status,
         "architecture": architecture
         if isinstance(architecture, dict)
-        else {"input_modalities": ["text"], "output_modalities": ["text"]},
+        else {"input_modalities": list(model.input_modalities), "output_modalities": ["text"]},
         "source": model.source,
         "can_remove": model.source == "cache",
     }
