@@ -795,7 +795,7 @@ def shown(row: dict[str, Any]) -> str:
 
 @dataclass
 class Record:
-    """What was seen in the phases so far."""
+    """Rows, faults and observations of the phases so far."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
