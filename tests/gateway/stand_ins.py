@@ -32,6 +32,7 @@ class StandIn:
         self.metrics = "# TYPE llamacpp:n counter\nllamacpp:n 1\n"
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.cancelled = 0
         self.used: dict[str, int] = {}
         """Tokens by usage id."""
@@ -110,7 +111,9 @@ class StandIn:
                 method, path = first.split(" ")[:2]
                 if method == "POST":
                     self.headers.append(headers)
-                    if (fields := json.loads(body)).get("used") is not None:
+                    self.bodies.append(body)
+                    is_form = headers.get("content-type", "").startswith("multipart/")
+                    if (fields := {} if is_form else json.loads(body)).get("used") is not None:
                         self.used[headers["x-llamado-usage-id"]] = fields["used"]
                     if not await self._answer(fields, reader, writer):
                         return

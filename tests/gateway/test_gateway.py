@@ -487,3 +487,36 @@ def test_bodies_pass_unchanged(stand_in: Make, start_gateway: Start) -> None:
     assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
     assert a.requests == [body]
     assert gateway.http.post("/v1/chat/completions", content=b"x" * (MAX_MEDIA_BODY + 1)).status_code == 413
+
+
+def test_pictures_and_sounds_pass_unchanged(stand_in: Make, start_gateway: Start) -> None:
+    a, b = stand_in("a", models=("ear",)), stand_in("b", models=("eye",))
+    gateway = start_gateway(a, b)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 40_000}}
+    chat = json.dumps({"model": "eye", "messages": [{"role": "user", "content": [picture]}]}, indent=1).encode()
+    assert gateway.http.post("/v1/chat/completions", content=chat).json()["name"] == "b"
+    assert b.bodies == [chat] and not a.bodies
+    sound = ("a.wav", bytes(range(256)) * 1000)
+    request = gateway.http.build_request(
+        "POST", "/v1/audio/transcriptions", data={"model": "ear"}, files={"file": sound}
+    )
+    form = request.read()
+    assert gateway.http.send(request).json()["name"] == "a"
+    assert a.bodies == [form] and a.headers[-1]["content-type"] == request.headers["content-type"]
+
+
+def test_a_chat_with_a_picture_stays_on_its_replica(start_two: StartTwo) -> None:
+    a, b, gateway = start_two()
+
+    def talk_about(letter: str, *more: dict[str, str]) -> str:
+        url = "data:image/png;base64," + letter * 200_000
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        messages = [{"role": "user", "content": content}, *more]
+        name: str = gateway.ask(messages=messages).json()["name"]
+        return name
+
+    first = {letter: talk_about(letter) for letter in "AB"}
+    answer = {"role": "assistant", "content": "A cat."}
+    for letter in "ABAB":
+        assert talk_about(letter, answer, {"role": "user", "content": "Sure?"}) == first[letter]
+    assert len(a.requests) + len(b.requests) == 6

@@ -3,7 +3,8 @@
 `python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS|FILE] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
 Requests: `{"delay": S, "stream": N, "seen": FILE, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": 1}`.
 `seen` gets a byte for each part of the stream that has arrived; the next part is made after that.
-With `ready=FILE` it loads until the file exists. `count` gets a line per start and per request.
+A form is answered as with `echo`. With `ready=FILE` it loads until the file exists. `count` gets a line per start and
+per request.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             STATE["active"] += 1
             log(f"request {NAME}")
             try:
-                if not await work(json.loads(body or b"{}"), body, headers, first, reader, writer):
+                is_form = headers.get("content-type", "").startswith("multipart/")
+                asked = {"echo": 1} if is_form else json.loads(body or b"{}")
+                if not await work(asked, body, headers, first, reader, writer):
                     return
             finally:
                 STATE["active"] -= 1

@@ -64,6 +64,34 @@ def test_bodies_and_headers_pass_unchanged(start_router: Start) -> None:
     assert "accept-encoding" not in got
 
 
+PICTURE = "data:image/png;base64," + "iVBORw0K" * 40_000
+
+
+def test_pictures_and_sounds_pass_unchanged(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A"), "b": fake("B")}))
+    content = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    chat = json.dumps({"messages": [{"role": "user", "content": content}], "echo": True, "model": "b"}, indent=1)
+    answer = router.http.post("/v1/chat/completions", content=chat).json()
+    assert (answer["name"], answer["body"]) == ("B", chat)
+    for path in ("/v1/audio/transcriptions", "/v1/audio/transcriptions?x=1"):
+        sound = ("a.wav", bytes(range(256)) * 1000)
+        request = router.http.build_request("POST", path, data={"model": "a", "language": "es"}, files={"file": sound})
+        form = request.read()
+        answer = router.http.send(request).json()
+        assert answer["name"] == "A" and answer["body"].encode("latin-1") == form
+        assert answer["first"] == f"POST {path} HTTP/1.1"
+        assert answer["headers"]["content-type"] == request.headers["content-type"]
+    refused = router.http.post("/v1/audio/transcriptions", data={"model": "none"}, files={"file": sound})
+    assert refused.status_code == 400 and "'none' not found" in refused.json()["error"]["message"]
+
+
+def test_changes_of_bodies_keep_pictures(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", filters={"stripParams": "top_k"})}))
+    content = [{"type": "image_url", "image_url": {"url": PICTURE}}]
+    answer = router.ask("a", echo=True, top_k=1, messages=[{"role": "user", "content": content}]).json()
+    assert json.loads(answer["body"])["messages"][0]["content"] == content and "top_k" not in answer["body"]
+
+
 def test_configured_changes_of_bodies(start_router: Start) -> None:
     filters = {
         "stripParams": "temperature, top_k,model",
