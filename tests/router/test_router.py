@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import pytest
 from router_process import Running, Start, alive, config, fake
@@ -83,6 +84,21 @@ def test_pictures_and_sounds_pass_unchanged(start_router: Start) -> None:
         assert answer["headers"]["content-type"] == request.headers["content-type"]
     refused = router.http.post("/v1/audio/transcriptions", data={"model": "none"}, files={"file": sound})
     assert refused.status_code == 400 and "'none' not found" in refused.json()["error"]["message"]
+
+
+def test_media_are_listed_before_a_model_is_loaded(start_router: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "eye"
+    folder.mkdir(parents=True)
+    (folder / "m.gguf").touch()
+    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    router = start_router(None, "--models-dir", str(folder.parent))
+    listed = {one["id"]: one for one in router.http.get("/v1/models").json()["data"]}
+    assert listed["eye"]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    assert listed["eye"]["status"]["value"] == "unloaded"
 
 
 def test_changes_of_bodies_keep_pictures(start_router: Start) -> None:
