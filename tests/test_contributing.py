@@ -53,7 +53,8 @@ def apply(step: Step, root: Path) -> None:
 def test_every_extension_point_has_an_example() -> None:
     found = examples()
     assert [*found] == [
-        "An architecture", "A weight type", "A device", "An RPC message", "A sampler", "A tool dialect", "An endpoint",
+        "An architecture", "A media encoder", "A weight type", "A device", "An RPC message", "A sampler", "A tool dialect",
+        "An endpoint",
     ]  # fmt: skip
     for steps in found.values():
         assert any(step.path.startswith("tests/") for step in steps)
@@ -75,7 +76,9 @@ def copy(root: Path, names: Sequence[str]) -> Path:
 
 
 def own_tests(name: str) -> list[str]:
-    return [step.path for step in examples()[name] if step.path.startswith("tests/")]
+    """The test files of an example, without those that they import."""
+    paths = [step.path for step in examples()[name]]
+    return [path for path in paths if path.startswith("tests/") and Path(path).name.startswith("test_")]
 
 
 def run(root: Path, *arguments: str) -> tuple[int, str]:
