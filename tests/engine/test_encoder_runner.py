@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from projectors import spec
+from projectors import every, spec, text
 from projectors.siglip import GEMMA3
 from tiny_models import make_gemma3, make_llama
 
@@ -248,6 +248,14 @@ def test_a_projector_that_does_not_fit_is_refused(path: Path, tmp_path: Path, te
         LoadedModel.load(wide, replace(options, mmproj=str(path)))
     with pytest.raises(UnsupportedModel, match="is no projector file"):
         LoadedModel.load(text_model, replace(options, mmproj=str(make_llama(tmp_path / "llama.gguf"))))
+
+
+def test_a_vocabulary_without_the_tokens_of_tiles_is_refused(tmp_path: Path) -> None:
+    tiny = replace(every()["idefics3"], tokens=("<fake_token_around_image>",))
+    path, model = spec.make(tiny, tmp_path / "mmproj.gguf"), text.make(tiny, tmp_path / "text.gguf")
+    options = EngineOptions(n_ctx=128, n_threads=1, mmproj=str(path))
+    with pytest.raises(MediaError, match=r"the vocabulary has no token '<global-img>'.* belongs to another model"):
+        LoadedModel.load(model, options)
 
 
 def test_memory_of_encoders(path: Path) -> None:

@@ -58,7 +58,7 @@ def test_pictures_are_cut_as_by_mtmd(
         theirs = mtmd.chunks("<__media__>", [media.data], encode=False, add_special=False)
     encoder = load_encoders(GGUFFile.open(path), **limits)
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
-    ours = tokenize("<__media__>", [media], tokenizer.encode, encoder.prepare, bos=None, eos=None)
+    ours = tokenize("<__media__>", [media], tokenizer.encode, tokenizer.find, encoder.prepare, bos=None, eos=None)
     spans = {span.start: span.chunk.n_tokens for span in ours.spans}
     at = 0
     for chunk in theirs:
@@ -68,6 +68,21 @@ def test_pictures_are_cut_as_by_mtmd(
             assert spans.pop(at) == chunk.n_tokens
         at += chunk.n_tokens
     assert at == len(ours.tokens) and not spans
+
+
+@pytest.mark.parametrize("name", ["resampler", "resampler-old", "minicpmv4_6", "idefics3", "lfm2", "step3vl"])
+def test_tokens_of_a_vocabulary_with_space_prefixes(peer_bin: Path, tmp_path: Path, name: str) -> None:
+    tiny, media = every()[name], picture(520, 1100)
+    path = spec.make(tiny, tmp_path / "mmproj.gguf")
+    model = text.make(tiny, tmp_path / "text.gguf", spaces=True)
+    with Mtmd(peer_bin, path, model) as mtmd:
+        theirs = mtmd.chunks("a <__media__> b", [media.data], encode=False)
+    encoder, tokenizer = load_encoders(GGUFFile.open(path)), load_tokenizer(GGUFFile.open(model).metadata)
+    ours = tokenize(
+        "a <__media__> b", [media], tokenizer.encode, tokenizer.find, encoder.prepare, bos=tokenizer.bos, eos=None
+    )
+    expected = [token for chunk in theirs for token in (chunk.tokens or [-1] * chunk.n_tokens)]
+    assert [max(token, -1) for token in ours.tokens] == expected
 
 
 @pytest.mark.parametrize("wtype", ["F32", *(pytest.param(name, marks=pytest.mark.full) for name in ("F16", "Q8_0"))])
@@ -82,7 +97,7 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
         theirs = mtmd.chunks(prompt, [media.data for media in pictures])
     file, encoder = spec.encoder_of(path, tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
-    ours = tokenize(prompt, pictures, tokenizer.encode, encoder.prepare, bos=tokenizer.bos, eos=None)
+    ours = tokenize(prompt, pictures, tokenizer.encode, tokenizer.find, encoder.prepare, bos=tokenizer.bos, eos=None)
     device, at, spans = CpuDevice(2), 0, iter(ours.spans)
     for chunk in theirs:
         if chunk.kind == "text":

@@ -42,7 +42,7 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
     with Mtmd(peer_bin, path, model) as mtmd:
         theirs = mtmd.chunks(prompt, [sound.data])
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
-    ours = tokenize(prompt, [sound], tokenizer.encode, encoder.prepare, bos=tokenizer.bos, eos=None)
+    ours = tokenize(prompt, [sound], tokenizer.encode, tokenizer.find, encoder.prepare, bos=tokenizer.bos, eos=None)
     device, at, spans = CpuDevice(2), 0, iter(ours.spans)
     for chunk in theirs:
         if chunk.kind == "text":

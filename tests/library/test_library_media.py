@@ -39,7 +39,7 @@ class Model:
         return [*text.encode()]
 
     def media_prompt(self, text: str, media: Sequence[Media], *, marker: str) -> MediaPrompt:
-        return tokenize(text, media, self.tokenize, prepare, bos=None, eos=None, marker=marker)
+        return tokenize(text, media, self.tokenize, ord, prepare, bos=None, eos=None, marker=marker)
 
 
 def chat(*parts: Any, model: Any = None) -> str:

@@ -53,7 +53,9 @@ def ours(tiny: TinyProjector, folder: Path, wtype: str = "F32") -> list[Chunk]:
     """Return the chunks that this device computes with weights of a type."""
     file, encoder = spec.encoder_of(spec.make(tiny, folder / "mmproj.gguf", wtype=wtype), tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(text.make(tiny, folder / "text.gguf")).metadata)
-    prompt = tokenize("<__media__>", [picture(tiny.name)], tokenizer.encode, encoder.prepare, bos=None, eos=None)
+    prompt = tokenize(
+        "<__media__>", [picture(tiny.name)], tokenizer.encode, tokenizer.find, encoder.prepare, bos=None, eos=None
+    )
     device, at, found = CpuDevice(1), 0, []
 
     def of(chunk: MediaChunk) -> Chunk:

@@ -15,7 +15,7 @@ from tiny_models import encode_weight
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.gguf.reader import GGUFFile
-from llamado.media.chunks import EncoderInput
+from llamado.media.chunks import EncoderInput, Piece, TokenText
 from llamado.media.media import MediaKind
 from llamado.models.encoders.encoder import EMBEDDINGS, MediaEncoder
 from llamado.models.encoders.registry import load_encoders
@@ -116,6 +116,12 @@ def encoder_of(
     """Open a projector file; return it and its encoder. `tokens` are special tokens of the text model."""
     file = GGUFFile.open(path)
     return file, load_encoders(file, has_token=tokens.__contains__).of(kind)
+
+
+def text_of(piece: Piece) -> str:
+    """Return the text of a piece that is no chunk."""
+    assert isinstance(piece, (str, TokenText))
+    return piece if isinstance(piece, str) else piece.text
 
 
 def encode(device: CpuDevice, file: GGUFFile, encoder: MediaEncoder, given: EncoderInput) -> NDArray[np.float32]:

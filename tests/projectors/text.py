@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from kept_files import kept
-from tiny_models import CONTROL, NORMAL, byte_characters
+from tiny_models import BYTE, CONTROL, NORMAL, UNKNOWN, byte_characters
 
 from projectors.spec import TinyProjector
 
@@ -17,16 +17,21 @@ SECTIONS = {"qwen2vl": [2, 3, 3, 0], "qwen3vl": [3, 3, 2, 0], "hunyuan_vl": [2, 
 HEAD_NORMS = "qwen3vl", "hunyuan_vl"
 
 
-def write(tiny: TinyProjector, path: Path) -> Path:
+def write(tiny: TinyProjector, path: Path, *, spaces: bool = False) -> Path:
     """Write a model with bytes, line ends and the tokens of the projector as its vocabulary.
 
-    It has one layer, and one more for each that gets DeepStack embeddings.
+    It has one layer, and one more for each that gets DeepStack embeddings. `spaces`: a vocabulary of SentencePiece,
+    which puts a space in front of texts.
     """
     rng = np.random.default_rng(0)
     chars = byte_characters()
     end = chars[ord("\n")]
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *chars, end + end, *tiny.tokens]
-    types = [CONTROL] * 3 + [NORMAL] * 257 + [CONTROL] * len(tiny.tokens)
+    if spaces:
+        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\n\n", *tiny.tokens, "▁"]
+        types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] + [CONTROL] * len(tiny.tokens) + [NORMAL]
+    else:
+        tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *chars, end + end, *tiny.tokens]
+        types = [CONTROL] * 3 + [NORMAL] * 257 + [CONTROL] * len(tiny.tokens)
     writer = gguf.GGUFWriter(path, tiny.text)
     writer.add_name("a small model")
     n_deep = sum(name.endswith(".fc1.weight") for name in tiny.tensors if name.startswith("v.deepstack."))
@@ -45,11 +50,14 @@ def write(tiny: TinyProjector, path: Path) -> Path:
         writer.add_rope_dimension_sections(SECTIONS[tiny.text])
     if n_deep:
         writer.add_num_deepstack_layers(n_deep)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_model("llama" if spaces else "gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([f"{end} {end}"])
+    if spaces:
+        writer.add_token_scores([0.0] * len(tokens))
+    else:
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_merges([f"{end} {end}"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)

@@ -67,6 +67,9 @@ class FakeTokenizer:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return bytes([token]) if token < 256 else b"<eos>" if special else b""
 
+    def find(self, text: str) -> int | None:
+        return ord(text) if len(text) == 1 else None
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return b"".join(self.piece(t, special=special) for t in tokens).decode("utf-8", "replace")
 

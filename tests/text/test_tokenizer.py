@@ -264,6 +264,21 @@ def test_pieces() -> None:
             tokenizer.piece(wrong)
 
 
+def test_tokens_are_found_by_their_pieces() -> None:
+    words = {"▁a▁b": -1.0, "\n": -2.0, "\n\n": -3.0}
+    tokenizer = spm(words, ("<image>", CONTROL), ("<image>", CONTROL), ("▁", USER))
+    assert tokenizer.text(tokenizer.find("\n") or 0) == "<0x0A>"  # the first of two
+    assert tokenizer.text(tokenizer.find("\n\n") or 0) == "\n\n"
+    assert tokenizer.text(tokenizer.find(" a b") or 0) == "▁a▁b"
+    assert tokenizer.find("<image>") == tokenizer.n_vocab - 3
+    assert tokenizer.find("▁") == tokenizer.n_vocab - 1  # only normal tokens spell spaces
+    assert tokenizer.find("a") == 3 + ord("a")
+    assert tokenizer.find("</image>") is None and tokenizer.find("ab") is None
+    pairs = bpe(("ĊĊ", NORMAL), ("<x>", CONTROL))
+    assert [pairs.find(text) for text in ("\n\n", "<x>")] == [pairs.n_vocab - 2, pairs.n_vocab - 1]
+    assert pairs.find("Ċ") is None and pairs.text(pairs.find(" w") or 0) == "Ġw"
+
+
 def test_decode_takes_off_what_encode_put_on() -> None:
     tokenizer = spm({"▁": -9, "a": -9, "▁a": -1})
     ids = tokenizer.encode("a a", add_special=True)

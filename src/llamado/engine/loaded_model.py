@@ -233,7 +233,7 @@ class LoadedModel:
         prepare = MediaEncoders().prepare if self.media is None else self.media.prepare
         bos = tokenizer.bos if add_special and tokenizer.add_bos else None
         eos = tokenizer.eos if add_special and tokenizer.add_eos else None
-        return tokenize(text, media, tokenizer.encode, prepare, bos=bos, eos=eos, marker=marker)
+        return tokenize(text, media, tokenizer.encode, tokenizer.find, prepare, bos=bos, eos=eos, marker=marker)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, without media; `special` includes control tokens."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.media.errors import MediaError
 from llamado.media.media import MARKER, MediaKind
 
 
@@ -111,8 +112,17 @@ class MediaSpan(NamedTuple):
         return self.start + self.chunk.n_tokens
 
 
-Piece = str | MediaChunk | Callable[[int], MediaChunk]
-"""A part of a prompt: text (special tokens are parsed), or a chunk. Neighboring texts are tokenized separately.
+class TokenText(NamedTuple):
+    """A text that is one token of the vocabulary and is not tokenized (`lookup_token` in mtmd.cpp).
+
+    Tokenizing it could add a space, or take another token of the same text.
+    """
+
+    text: str
+
+
+Piece = str | TokenText | MediaChunk | Callable[[int], MediaChunk]
+"""A part of a prompt: text (special tokens are parsed), a token, or a chunk. Neighboring texts are tokenized apart.
 
 A chunk that depends on its place is a function of the number of tokens before it, not counting `bos`.
 """
@@ -120,7 +130,7 @@ A chunk that depends on its place is a function of the number of tokens before i
 
 def chunks_of(pieces: Sequence[Piece]) -> list[MediaChunk]:
     """Return the chunks among pieces; one that depends on its place is that of the beginning of a prompt."""
-    chunks = (piece for piece in pieces if not isinstance(piece, str))
+    chunks = (piece for piece in pieces if not isinstance(piece, (str, TokenText)))
     return [chunk if isinstance(chunk, MediaChunk) else chunk(0) for chunk in chunks]
 
 
@@ -137,13 +147,28 @@ class Encode(Protocol):
     def __call__(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 
 
+FindToken = Callable[[str], int | None]
+"""Returns the token that a `TokenText` stands for (Tokenizer.find); None if the vocabulary has none."""
+
 M = TypeVar("M")
+
+
+def require_token(piece: TokenText, find: FindToken) -> int:
+    """Return the token of a text. Raises MediaError if the vocabulary has none."""
+    token = find(piece.text)
+    if token is None:
+        raise MediaError(
+            f"the vocabulary has no token {piece.text!r}, which prompts with media need: the projector file belongs "
+            "to another model"
+        )
+    return token
 
 
 def tokenize(
     text: str,
     media: Sequence[M],
     encode: Encode,
+    find: FindToken,
     prepare: Callable[[M], Sequence[Piece]],
     *,
     bos: int | None,
@@ -167,6 +192,9 @@ def tokenize(
         if isinstance(piece, str):
             if piece:
                 tokens.extend(encode(piece, add_special=False, parse_special=True))
+            return
+        if isinstance(piece, TokenText):
+            tokens.append(require_token(piece, find))
             return
         chunk = piece if isinstance(piece, MediaChunk) else piece(len(tokens) - (bos is not None))
         if isinstance(chunk.layout, CountingLayout):

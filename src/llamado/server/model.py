@@ -145,6 +145,8 @@ class ServedTokenizer(Protocol):
 
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
+    def find(self, text: str) -> int | None: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedMedia:

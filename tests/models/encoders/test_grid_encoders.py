@@ -176,7 +176,8 @@ def test_hunyuan_pictures_are_counted_in_a_prompt() -> None:
         chunk(MediaKind.IMAGE, Grid(2, 1)),
         chunk(MediaKind.IMAGE, HunyuanGrid(1, 1)),
     ]
-    prompt = tokenize("<>" * 4, pieces, lambda text, **_: [ord(text)], lambda given: given, bos=1, eos=2, marker="<>")
+    encode = lambda text, **_: [ord(text)]  # noqa: E731
+    prompt = tokenize("<>" * 4, pieces, encode, ord, lambda given: given, bos=1, eos=2, marker="<>")
     assert [span.chunk.layout for span in prompt.spans] == [
         HunyuanGrid(1, 1, 0), None, Grid(2, 1), HunyuanGrid(1, 1, 2),
     ]  # fmt: skip

@@ -49,7 +49,7 @@ def chunk_of(encoder: MediaEncoder, picture: Media) -> MediaChunk:
 
 
 def texts_of(pieces: list[Piece]) -> list[str]:
-    return [piece if isinstance(piece, str) else "*" for piece in pieces if piece]
+    return ["*" if isinstance(piece, MediaChunk) else spec.text_of(piece) for piece in pieces if piece]
 
 
 # --- order and texts --------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_the_first_row_of_a_block_begins_at_a_multiple_of_4(tmp_path: Path, bos:
         return [ord(letter) for letter in text]
 
     for n in range(6):
-        found = tokenize("x" * n + "<__media__>", [media(40, 40)], encode, encoder.prepare, bos=bos, eos=None)
+        found = tokenize("x" * n + "<__media__>", [media(40, 40)], encode, ord, encoder.prepare, bos=bos, eos=None)
         (span,) = found.spans
         n_before = span.chunk.input.shape[2]
         assert (n + n_before + 1) % 4 == 0 and 0 <= n_before < 4

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from projectors import spec
+from projectors import every, spec, text
 from projectors.granite import GRANITE4_VISION
 from projectors.llava import ADAPTER, COGVLM, FEATURES, LDP, MLP, TILED
 from projectors.minicpmv import MINICPMV46, RESAMPLER
@@ -23,7 +23,8 @@ from llamado.ggml.ops import Op
 from llamado.gguf.errors import GgufError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
-from llamado.media.chunks import EncoderInput, MediaChunk, Piece
+from llamado.media.chunks import EncoderInput, MediaChunk, Piece, TokenText, tokenize
+from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.media.preprocessing import PreparedPicture
 from llamado.models.encoders.encoder import MediaEncoder
@@ -37,6 +38,7 @@ from llamado.models.encoders.tiled.llama4 import Llama4Encoder
 from llamado.models.encoders.tiled.minicpmv import buckets
 from llamado.models.encoders.tiled.minicpmv46 import MiniCpmV46Encoder
 from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 
 def media(width: int, height: int, seed: int = 0) -> Media:
@@ -54,7 +56,7 @@ def chunks(pieces: list[Piece]) -> list[MediaChunk]:
 
 
 def brief(pieces: list[Piece]) -> list[str | int]:
-    return [piece if isinstance(piece, str) else piece.n_tokens for piece in pieces]
+    return [piece.n_tokens if isinstance(piece, MediaChunk) else spec.text_of(piece) for piece in pieces]
 
 
 def chunk_named(name: str) -> MediaChunk:
@@ -63,22 +65,57 @@ def chunk_named(name: str) -> MediaChunk:
 
 def test_texts_are_around_a_picture_its_tiles_and_its_overview() -> None:
     texts = PictureTexts(
-        *(("<all>",), ("</all>",), ("<whole>",), ("</whole>",), ("<tiles>",), ("</tiles>",)),
-        *(("<{row} {column}>",), ("</tile>",), ("|",)),
+        *("<all>", "</all>", (TokenText("<whole>"),), (TokenText("</whole>"),), (TokenText("<tiles>"),)),
+        *((TokenText("</tiles>"),), (TokenText("<tile>"),), "<{row} {column}>", (TokenText("</tile>"),)),
+        (TokenText("|"),),
     )
     image = np.zeros((4, 4, 3), np.float32)
 
     def parts(prepared: PreparedPicture, texts: PictureTexts = texts) -> str:
         pieces = texts.arrange(prepared, lambda image, name: chunk_named(name))
-        return " ".join(piece if isinstance(piece, str) else piece.digest.decode() for piece in pieces)
+        return " ".join(
+            piece.digest.decode() if isinstance(piece, MediaChunk) else spec.text_of(piece) for piece in pieces
+        )
 
     tiled = PreparedPicture((image,) * 4, image, columns=2, rows=2)
-    rows = "<1 1> 0 0 </tile> <1 2> 0 1 </tile> | <2 1> 1 0 </tile> <2 2> 1 1 </tile>"
+    rows = "<tile> <1 1> 0 0 </tile> <tile> <1 2> 0 1 </tile> | <tile> <2 1> 1 0 </tile> <tile> <2 2> 1 1 </tile>"
     assert parts(tiled) == f"<all> <tiles> {rows} </tiles> <whole> overview </whole> </all>"
     first = texts._replace(is_overview_first=True)
     assert parts(tiled, first) == f"<all> <whole> overview </whole> <tiles> {rows} </tiles> </all>"
     assert parts(PreparedPicture(overview=image)) == "<all> <whole> overview </whole> </all>"
     assert parts(PreparedPicture((image,))) == "<all> 0 </all>"
+
+
+@pytest.mark.parametrize("name", ["idefics3", "minicpmv4_6", "resampler", "resampler-old"])
+def test_tokens_around_tiles_are_looked_up(name: str, tmp_path: Path) -> None:
+    tiny = every()[name]
+    encoder = encoder_of(tiny, tmp_path)
+    tokenizer = load_tokenizer(GGUFFile.open(text.make(tiny, tmp_path / "text.gguf", spaces=True)).metadata)
+    space, end = tokenizer.n_vocab - 1, tokenizer.find("\n")
+    assert tokenizer.encode("\n") == [space, end]
+    pieces = encoder.prepare(media(60, 60))
+    prompt = tokenize(
+        "<__media__>", [None], tokenizer.encode, tokenizer.find, lambda _: pieces, bos=None, eos=None
+    )  # fmt: skip
+    assert end in prompt.tokens and space not in prompt.tokens
+    expected = [tokenizer.find(piece.text) for piece in pieces if isinstance(piece, TokenText)]
+    found = iter(prompt.tokens)
+    assert all(token in found for token in expected)  # in this order
+    assert {piece for piece in pieces if isinstance(piece, TokenText)} <= {*encoder.required_tokens}
+
+
+def test_a_token_that_the_vocabulary_lacks_is_an_error(tmp_path: Path) -> None:
+    pieces = encoder_of(RESAMPLER, tmp_path).prepare(media(60, 60))
+    with pytest.raises(MediaError, match="the vocabulary has no token '<slice>'"):
+        tokenize(
+            "<__media__>",
+            [None],
+            lambda text, **_: [1],
+            lambda text: None if text == "<slice>" else 2,
+            lambda _: pieces,
+            bos=None,
+            eos=None,
+        )
 
 
 def test_large_pictures_have_tiles(tmp_path: Path) -> None:

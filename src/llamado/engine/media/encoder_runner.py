@@ -17,7 +17,7 @@ from llamado.errors import LlamadoError
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import ModelFile
 from llamado.gguf.reader import GGUFFile
-from llamado.media.chunks import MediaChunk, Piece, chunks_of
+from llamado.media.chunks import MediaChunk, Piece, TokenText, chunks_of
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.models.encoders.encoder import EMBEDDINGS, MediaEncoder
@@ -58,7 +58,7 @@ class EncoderRunner:
 
     def _own(self, piece: Piece) -> Piece:
         """Return a piece whose digest also identifies the encoders."""
-        if isinstance(piece, str):
+        if isinstance(piece, (str, TokenText)):
             return piece
         if isinstance(piece, MediaChunk):
             return self._identified(piece)

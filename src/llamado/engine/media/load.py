@@ -11,6 +11,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.media.encoder_runner import EncoderRunner, memory_needed
 from llamado.engine.options import COMPILING, EngineOptions, Report
 from llamado.gguf.reader import GGUFFile
+from llamado.media.chunks import require_token
 from llamado.models.base import Model
 from llamado.models.encoders.registry import MediaEncoders, load_encoders
 from llamado.text.tokenizer.tokenizer import Tokenizer
@@ -46,7 +47,8 @@ class ProjectorFile(NamedTuple):
 def open_projector(model: Model, tokenizer: Tokenizer, options: EngineOptions) -> ProjectorFile | None:
     """Open the projector file that the options name; None if they name none.
 
-    Raises GgufError, InvalidModel, UnsupportedModel, and EngineError if the model cannot take its embeddings.
+    Raises GgufError, InvalidModel, UnsupportedModel, MediaError if the vocabulary lacks a token, and EngineError if the
+    model cannot take its embeddings.
     """
     if options.mmproj is None:
         return None
@@ -58,9 +60,11 @@ def open_projector(model: Model, tokenizer: Tokenizer, options: EngineOptions) -
             file,
             min_tokens=options.image_min_tokens,
             max_tokens=options.image_max_tokens,
-            has_token=lambda text: len(tokenizer.encode(text, add_special=False)) == 1,
+            has_token=lambda text: tokenizer.find(text) is not None,
         )
         for encoder in encoders.each:
+            for token in encoder.required_tokens:
+                require_token(token, tokenizer.find)
             if encoder.n_embd != model.n_embd_input:
                 raise EngineError(
                     f"mismatch between text model (n_embd = {model.n_embd_input}) and mmproj (n_embd = "

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from typing import ClassVar, Self
 
 from llamado.ggml.graph import Graph, mul, mul_mat, rms_norm
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.media.chunks import Piece
+from llamado.media.chunks import Piece, TokenText
 from llamado.media.media import Media, MediaKind
 from llamado.models.encoders.keys import EncoderKeys
 from llamado.models.weights import Weights
@@ -85,6 +86,11 @@ class MediaEncoder(ABC):
     def causal(self) -> bool:
         """False if the text model computes a chunk without a causal mask (mtmd_decode_use_non_causal)."""
         return True
+
+    @property
+    def required_tokens(self) -> Sequence[TokenText]:
+        """Tokens that the text model's vocabulary must have."""
+        return ()
 
     def digest(self, media: Media, *parts: object) -> bytes:
         """Return the digest of a chunk: of the media, the projector, the user's limits, and the part of the media."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import Graph, add, reshape
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.media.chunks import EncoderInput, MediaChunk, Piece
+from llamado.media.chunks import EncoderInput, MediaChunk, Piece, TokenText
 from llamado.media.media import Media, MediaKind
 from llamado.media.patches import merged_order, patches
 from llamado.media.preprocessing import ImageOptions, PreparedPicture, fixed_size
@@ -132,7 +132,11 @@ class VitEncoder(PictureEncoder):
     Patches that the projector merges are neighbors in the input. `texts` are those around a picture and its tiles.
     """
 
-    texts: ClassVar[PictureTexts] = PictureTexts()
+    texts = PictureTexts()
+
+    @property
+    def required_tokens(self) -> list[TokenText]:
+        return self.texts.tokens
 
     def n_tokens(self, n_patches: int) -> int:
         """Return the number of embeddings for an image of `n_patches`."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.media.chunks import MediaChunk, Piece
+from llamado.media.chunks import MediaChunk, Piece, TokenText
 from llamado.media.preprocessing import PreparedPicture
 
 MakeChunk = Callable[[NDArray[np.float32], str], MediaChunk]
@@ -16,30 +16,39 @@ MakeChunk = Callable[[NDArray[np.float32], str], MediaChunk]
 
 
 class PictureTexts(NamedTuple):
-    """Texts at the beginning and end of a picture, of its overview, of all tiles, of each tile, and of rows of tiles.
+    """Text before and behind a picture, and tokens around its overview, all tiles, and each tile.
 
-    `tile_begin` may have {row} and {column}, counted from 1. `row_end` follows all rows of tiles but the last.
+    `tile_text` stands before a tile, and may have {row} and {column}, counted from 1. `row_end` follows all rows of
+    tiles but the last.
     """
 
-    begin: tuple[str, ...] = ()
-    end: tuple[str, ...] = ()
-    overview_begin: tuple[str, ...] = ()
-    overview_end: tuple[str, ...] = ()
-    tiles_begin: tuple[str, ...] = ()
-    tiles_end: tuple[str, ...] = ()
-    tile_begin: tuple[str, ...] = ()
-    tile_end: tuple[str, ...] = ()
-    row_end: tuple[str, ...] = ()
+    begin: str = ""
+    end: str = ""
+    overview_begin: tuple[TokenText, ...] = ()
+    overview_end: tuple[TokenText, ...] = ()
+    tiles_begin: tuple[TokenText, ...] = ()
+    tiles_end: tuple[TokenText, ...] = ()
+    tile_begin: tuple[TokenText, ...] = ()
+    tile_text: str = ""
+    tile_end: tuple[TokenText, ...] = ()
+    row_end: tuple[TokenText, ...] = ()
     is_overview_first: bool = False
+
+    @property
+    def tokens(self) -> list[TokenText]:
+        """Return the tokens that the vocabulary must have."""
+        return [token for field in self if isinstance(field, tuple) for token in field]
 
     def arrange(self, prepared: PreparedPicture, chunk: MakeChunk) -> list[Piece]:
         """Return the pieces of a prompt for a picture."""
+        return [piece for piece in (self.begin, *self._parts(prepared, chunk), self.end) if piece]
+
+    def _parts(self, prepared: PreparedPicture, chunk: MakeChunk) -> list[Piece]:
         if prepared.overview is None:
-            return [*self.begin, *(chunk(image, str(i)) for i, image in enumerate(prepared.images)), *self.end]
+            return [chunk(image, str(i)) for i, image in enumerate(prepared.images)]
         overview: list[Piece] = [*self.overview_begin, chunk(prepared.overview, "overview"), *self.overview_end]
         tiles = list(self._tiles(prepared, chunk))
-        parts = [*overview, *tiles] if self.is_overview_first else [*tiles, *overview]
-        return [*self.begin, *parts, *self.end]
+        return [*overview, *tiles] if self.is_overview_first else [*tiles, *overview]
 
     def _tiles(self, prepared: PreparedPicture, chunk: MakeChunk) -> Iterator[Piece]:
         if not prepared.images:
@@ -49,8 +58,8 @@ class PictureTexts(NamedTuple):
             row, column = divmod(i, prepared.columns)
             if row and not column:
                 yield from self.row_end
-            for text in self.tile_begin:
-                yield text.format(row=row + 1, column=column + 1)
+            yield from self.tile_begin
+            yield self.tile_text.format(row=row + 1, column=column + 1)
             yield chunk(image, f"{row} {column}")
             yield from self.tile_end
         yield from self.tiles_end

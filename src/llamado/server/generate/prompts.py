@@ -65,7 +65,7 @@ def _with_media(text: str, media: Sequence[PreparedMedia], marker: str, tokenize
     bos = tokenizer.bos if tokenizer.add_bos else None
     eos = tokenizer.eos if tokenizer.add_eos else None
     try:
-        return tokenize_media(text, media, encode_part, _pieces, bos=bos, eos=eos, marker=marker)
+        return tokenize_media(text, media, encode_part, tokenizer.find, _pieces, bos=bos, eos=eos, marker=marker)
     except ValueError as error:
         raise invalid(f"Failed to tokenize prompt: {error}; /props has the marker (media_marker)") from None
 

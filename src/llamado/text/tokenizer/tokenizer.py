@@ -74,6 +74,7 @@ class Tokenizer:
         self._encodes_prefix = rules.encodes_prefix
         self._model = model
         self._pieces: dict[int, bytes] = {}
+        self._found: dict[str, int | None] = {}
         special = vocabulary.special
         self.bos = special.bos
         self.eos = special.eos
@@ -149,6 +150,24 @@ class Tokenizer:
         if piece is None:
             piece = self._pieces[token] = self._piece(token)
         return piece
+
+    def find(self, text: str) -> int | None:
+        """Return the first token whose piece is `text`, also a control token; None if the vocabulary has none."""
+        if text not in self._found:
+            data = text.encode()
+            self._found[text] = next((token for token in self._candidates(data) if self._piece(token) == data), None)
+        return self._found[text]
+
+    def _candidates(self, piece: bytes) -> Iterable[int]:
+        """Return all tokens that may have a piece, ascending: by the lengths of the vocabulary's spellings."""
+        if isinstance(self._model, (LongestBytes, ScoredPieces)):
+            return range(self.n_vocab)
+        lengths = np.diff(self.vocabulary.strings.offsets)
+        # A byte is spelled with one to three, as in "▁", or as a byte token with six.
+        fits = (lengths >= len(piece)) & (lengths <= 3 * len(piece))
+        fits |= self.vocabulary.attributes & Attribute.BYTE != 0
+        found: list[int] = np.flatnonzero(fits).tolist()
+        return found
 
     def join(self, tokens: Iterable[int], *, special: bool = True) -> bytes:
         """Return the joined pieces, like llama-server's /detokenize."""

@@ -17,7 +17,7 @@ class Gemma3Encoder(VitEncoder):
     """Gemma 3: the means of squares of patches, normed and projected."""
 
     resize = Resize(ResizeFilter.BILINEAR)
-    texts = PictureTexts(begin=("<start_of_image>",), end=("<end_of_image>",))
+    texts = PictureTexts(begin="<start_of_image>", end="<end_of_image>")
 
     @property
     def causal(self) -> bool:

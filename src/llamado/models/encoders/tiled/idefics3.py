@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.ggml.tensor import Tensor
+from llamado.media.chunks import TokenText
 from llamado.media.media import Media
 from llamado.media.preprocessing import ImageOptions, PreparedPicture
 from llamado.media.resize import Resize, ResizeFilter
@@ -21,10 +22,10 @@ class Idefics3Encoder(VitEncoder):
 
     resize = Resize(ResizeFilter.LANCZOS)
     texts = PictureTexts(
-        overview_begin=("\n\n", "<fake_token_around_image>", "<global-img>"),
-        overview_end=("<fake_token_around_image>",),
-        tile_begin=("<fake_token_around_image><row_{row}_col_{column}>",),
-        row_end=("\n",),
+        overview_begin=(TokenText("\n\n"), TokenText("<fake_token_around_image>"), TokenText("<global-img>")),
+        overview_end=(TokenText("<fake_token_around_image>"),),
+        tile_text="<fake_token_around_image><row_{row}_col_{column}>",
+        row_end=(TokenText("\n"),),
     )
 
     def _image_options(self) -> ImageOptions:

@@ -50,7 +50,7 @@ class ClassEncoder(VitEncoder):
 class InternVlEncoder(ClassEncoder):
     """A picture is an overview, and tiles if it is large."""
 
-    texts = PictureTexts(begin=("<img>",), end=("</img>",))
+    texts = PictureTexts(begin="<img>", end="</img>")
 
     def _resolutions(self) -> tuple[Size, ...]:
         keys = self.keys

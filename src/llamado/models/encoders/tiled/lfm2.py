@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.graph import add, gelu, mul, norm
 from llamado.ggml.tensor import Tensor
+from llamado.media.chunks import TokenText
 from llamado.media.media import Media
 from llamado.media.preprocessing import ImageOptions, PreparedPicture
 from llamado.media.resize import Resize, ResizeFilter
@@ -22,10 +23,10 @@ class Lfm2Encoder(ResizingEncoder):
 
     resize = Resize(ResizeFilter.BILINEAR)
     texts = PictureTexts(
-        begin=("<|image_start|>",),
-        end=("<|image_end|>",),
-        overview_begin=("<|img_thumbnail|>",),
-        tile_begin=("<|img_row_{row}_col_{column}|>",),
+        begin="<|image_start|>",
+        end="<|image_end|>",
+        overview_begin=(TokenText("<|img_thumbnail|>"),),
+        tile_text="<|img_row_{row}_col_{column}|>",
     )
 
     def _image_options(self) -> ImageOptions:

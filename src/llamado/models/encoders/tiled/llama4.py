@@ -31,7 +31,7 @@ class Llama4Encoder(ClassEncoder):
     Tokens follow one another column by column, as in llama.cpp (clip_graph_llama4).
     """
 
-    texts = PictureTexts(begin=("<|image_start|>",), end=("<|image_end|>",))
+    texts = PictureTexts(begin="<|image_start|>", end="<|image_end|>")
 
     def _resolutions(self) -> tuple[Size, ...]:
         return (*super()._resolutions(), *square_resolutions(self.keys.int_("image_size"), MOST_TILES))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from llamado.ggml.graph import add, concat, cos, mul, repeat, reshape, sin
 from llamado.ggml.tensor import Tensor
-from llamado.media.chunks import EncoderInput, Piece
+from llamado.media.chunks import EncoderInput, TokenText
 from llamado.media.media import Media
 from llamado.media.preprocessing import PreparedPicture
 from llamado.media.tiling import llava_uhd
@@ -32,15 +32,18 @@ COLUMNS, ROWS, FREQUENCIES = "columns", "rows", "frequencies"
 """Names of inputs: the column and row of each patch, and the frequencies of their sines."""
 
 SLICES = PictureTexts(
-    overview_begin=("<image>",),
-    overview_end=("</image>",),
-    tile_begin=("<slice>",),
-    tile_end=("</slice>",),
-    row_end=("\n",),
+    overview_begin=(TokenText("<image>"),),
+    overview_end=(TokenText("</image>"),),
+    tile_begin=(TokenText("<slice>"),),
+    tile_end=(TokenText("</slice>"),),
+    row_end=(TokenText("\n"),),
     is_overview_first=True,
 )
 OLD_SLICES = SLICES._replace(
-    tiles_begin=("<slice>",), tiles_end=("</slice>",), tile_begin=("<image>",), tile_end=("</image>",)
+    tiles_begin=SLICES.tile_begin,
+    tiles_end=SLICES.tile_end,
+    tile_begin=SLICES.overview_begin,
+    tile_end=SLICES.overview_end,
 )
 
 
@@ -49,11 +52,12 @@ class MiniCpmVEncoder(VitEncoder):
 
     def _take_projector(self, weights: Weights) -> None:
         keys, w = self.keys, weights.shared
-        self.version = keys.int_("minicpmv_version", 0) or 2
-        if self.version not in VERSIONS:
+        version = keys.int_("minicpmv_version", 0) or 2
+        if version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
-            raise UnsupportedModel(f"'{keys.name('minicpmv_version')}' is {self.version}; {known} are supported")
-        self._n_queries = keys.int_("minicpmv_query_num", 0) or (OLD_QUERIES if self.version == 2 else QUERIES)
+            raise UnsupportedModel(f"'{keys.name('minicpmv_version')}' is {version}; {known} are supported")
+        self.texts, n_queries = (OLD_SLICES, OLD_QUERIES) if version == 2 else (SLICES, QUERIES)
+        self._n_queries = keys.int_("minicpmv_query_num", 0) or n_queries
         self.require_squares()
         self.require_positions(TABLE_SIDE**2)
         n = self.n_embd = weights.ne("resampler.proj.weight")[0]
@@ -75,10 +79,6 @@ class MiniCpmVEncoder(VitEncoder):
 
     def preprocess(self, media: Media) -> PreparedPicture:
         return llava_uhd(media, self.options)
-
-    def prepare(self, media: Media) -> list[Piece]:
-        texts = OLD_SLICES if self.version == 2 else SLICES
-        return texts.arrange(self.preprocess(media), lambda image, part: self.chunk(media, image, part))
 
     def input(self, pixels: Pixels) -> EncoderInput:
         given = super().input(pixels)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamado.ggml.graph import Graph, add
 from llamado.gguf.types import TensorType
-from llamado.media.chunks import Grid, Piece, PositionLayout
+from llamado.media.chunks import Grid, Piece, PositionLayout, TokenText
 from llamado.media.media import Media
 from llamado.media.tiling import step3vl
 from llamado.models.encoders.dynamic import DynamicEncoder, image_options
@@ -23,6 +23,7 @@ from llamado.models.encoders.parts.interpolation import Interpolation, PositionT
 from llamado.models.encoders.parts.patches import ORDER, PatchEmbedding
 from llamado.models.encoders.parts.rotation import rotate_2d
 from llamado.models.encoders.parts.transformer import EncoderTransformer
+from llamado.models.encoders.texts import PictureTexts
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear
 from llamado.models.weights import Weights
@@ -33,19 +34,24 @@ _SHRINK = 4
 TAPS = "taps_0", "taps_1"
 """Names of inputs: the rows that the two convolutions read."""
 
+TEXTS = PictureTexts(
+    overview_begin=(TokenText("<im_start>"),),
+    overview_end=(TokenText("<im_end>"),),
+    tile_begin=(TokenText("<patch_start>"),),
+    tile_end=(TokenText("<patch_end>"),),
+    row_end=(TokenText("<patch_newline>"),),
+)
+
 
 class Step3Encoder(DynamicEncoder):
     """Step3-VL: learned and rotary positions; two convolutions of stride 2 shrink the grid."""
 
+    @property
+    def required_tokens(self) -> list[TokenText]:
+        return TEXTS.tokens
+
     def prepare(self, media: Media) -> list[Piece]:
-        found = step3vl(media, self.options)
-        pieces: list[Piece] = []
-        for i, tile in enumerate(found.images, 1):
-            pieces += ["<patch_start>", self.chunk(media, tile, i), "<patch_end>"]
-            if i % found.columns == 0 and i < len(found.images):
-                pieces.append("<patch_newline>")
-        assert found.overview is not None
-        return [*pieces, "<im_start>", self.chunk(media, found.overview), "<im_end>"]
+        return TEXTS.arrange(step3vl(media, self.options), lambda image, part: self.chunk(media, image, part))
 
     def _take_weights(self, weights: Weights) -> None:
         keys, shared = self.keys, weights.shared
