@@ -162,7 +162,6 @@ def _group(title: str, *flags: Flag) -> tuple[Flag, ...]:
 _CPU = "the model runs on this machine's CPU"
 _WHERE = "operations run on the device of their weights"
 _LATER = "not supported yet"
-_ENCODER = "pictures and sounds are encoded on the CPU"
 _VIDEO = "video is not supported yet"
 _DRAFT_ALIKE = "the draft model uses the settings of the model"
 _NGRAMS = "the suffix drafter replaces llama.cpp's n-gram drafters; it finds matches of any length"
@@ -215,9 +214,11 @@ MODEL = _group(
           env="LLAMA_ARG_MMPROJ_URL", commands=_SAMPLING),
     _used("--mmproj-auto", "use the projector file that comes with a model of the hub or of Ollama", default=True,
           off_names="--no-mmproj --no-mmproj-auto", env="LLAMA_ARG_MMPROJ_AUTO", commands=_SAMPLING | {"pull"}),
-    _none("--mmproj-offload", _ENCODER, type="bool", off_names="--no-mmproj-offload",
-          env="LLAMA_ARG_MMPROJ_OFFLOAD", commands=_SAMPLING),
-    _none("-mmdev --mmproj-device", _ENCODER, env="MTMD_BACKEND_DEVICE", commands=_SAMPLING),
+    _used("--mmproj-offload", "encode pictures and sounds on a graphics card that the model may use", default=True,
+          off_names="--no-mmproj-offload", env="LLAMA_ARG_MMPROJ_OFFLOAD", commands=_SAMPLING),
+    _used("-mmdev --mmproj-device",
+          "graphics card that encodes pictures and sounds, such as CUDA1; none: the CPU (default: as --device)",
+          type="str", metavar="DEV", env="MTMD_BACKEND_DEVICE", commands=_SAMPLING),
     _used("--image-min-tokens", "least tokens of a picture, for models with a variable number (default: the model's)",
           type="int", metavar="N", env="LLAMA_ARG_IMAGE_MIN_TOKENS", commands=_SAMPLING),
     _used("--image-max-tokens", "most tokens of a picture, for models with a variable number (default: the model's)",

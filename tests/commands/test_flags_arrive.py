@@ -175,6 +175,8 @@ ROWS: dict[str, Row] = {
     "serve --mmproj": option("mmproj", "p.gguf", "p.gguf"),
     "serve --mmproj-url": option("mmproj", "http://h/p.gguf", "http://h/p.gguf"),
     "serve --mmproj-auto": option("mmproj_auto", None, False),
+    "serve --mmproj-offload": option("mmproj_offload", None, False),
+    "serve --mmproj-device": option("mmproj_device", "CUDA1", "CUDA1"),
     "serve --image-min-tokens": option("image_min_tokens", "8", 8),
     "serve --image-max-tokens": option("image_max_tokens", "9", 9),
     "serve --media-path": switch("media_path", "@folder", "@folder"),

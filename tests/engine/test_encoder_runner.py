@@ -20,7 +20,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceError
 from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.media import encoder_runner, segments
+from llamado.engine.media import encoder_runner, placed_encoders, segments
 from llamado.engine.media.encoder_runner import EncoderRunner, fingerprint, memory_needed
 from llamado.engine.media.segments import SegmentedGraph, cost_of, cut_points
 from llamado.engine.options import EngineOptions
@@ -88,7 +88,7 @@ def test_segments_have_the_bits_of_the_whole(
     assert other.tobytes() != right.tobytes()
     again, _ = encoded(runner, chunk())
     assert again.tobytes() == right.tobytes(), "results of different segments share memory"
-    (graph,) = runner._graphs.values()
+    (graph,) = runner.here().graphs.values()
     assert (len(graph.graphs) == 1) == (least > 1e6)
     if len(graph.graphs) > 1:  # places are used again
         crossing = sum(tensor.nbytes for part in graph.graphs for tensor in part.outputs.values())
@@ -98,8 +98,8 @@ def test_segments_have_the_bits_of_the_whole(
 def test_it_returns_to_the_engine_when_time_is_up(runner: EncoderRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_LEAST_COST", 1)
     rows, once = encoded(runner, chunk())
-    (graph,) = runner._graphs.values()
-    runner.pace = 1e15  # everything fits
+    (graph,) = runner.here().graphs.values()
+    runner.here().pace = 1e15  # everything fits
     assert encoded(runner, chunk())[1] <= once
     monkeypatch.setattr(encoder_runner, "_SECONDS", -1.0)
     slow, calls = encoded(runner, chunk())
@@ -107,7 +107,7 @@ def test_it_returns_to_the_engine_when_time_is_up(runner: EncoderRunner, monkeyp
 
 
 def test_few_graphs_are_kept(runner: EncoderRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_runner, "_GRAPHS_KEPT", 1)
+    monkeypatch.setattr(placed_encoders, "_GRAPHS_KEPT", 1)
     freed: list[SegmentedGraph] = []
     free = SegmentedGraph.free
     monkeypatch.setattr(SegmentedGraph, "free", lambda self: (freed.append(self), free(self)))
@@ -117,7 +117,7 @@ def test_few_graphs_are_kept(runner: EncoderRunner, monkeypatch: pytest.MonkeyPa
     build = encoder.build
     monkeypatch.setattr(encoder, "build", lambda shape: build(shape[:1]))
     runner.begin(replace(chunk(), input=replace(patches(), shape=(N_PATCHES, 1))))
-    assert len(freed) == 1 and len(runner._graphs) == 1
+    assert len(freed) == 1 and len(runner.here().graphs) == 1
     assert encoded(runner, chunk())[0].tobytes() == first.tobytes() and len(freed) == 2
 
 

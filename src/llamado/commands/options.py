@@ -152,6 +152,8 @@ def _projector(flags: ParsedFlags) -> dict[str, Any]:
     return {
         "mmproj": flags.mmproj or flags.mmproj_url or None,
         "mmproj_auto": flags.mmproj_auto,
+        "mmproj_offload": flags.mmproj_offload,
+        "mmproj_device": flags.mmproj_device or "",
         "image_min_tokens": low,
         "image_max_tokens": high,
     }

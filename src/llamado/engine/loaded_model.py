@@ -25,7 +25,7 @@ from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import check_folder
 from llamado.engine.drafts.drafts import DraftManager
-from llamado.engine.drafts.load import DraftModel, Reserve, drafts_for, load_draft_model, open_draft_model
+from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
 from llamado.engine.engine import Engine, EngineParts
@@ -33,7 +33,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, prompt_memory
 from llamado.engine.forward.graphs import FEW
-from llamado.engine.local_devices import with_accelerators
+from llamado.engine.local_devices import Reserve, with_accelerators
 from llamado.engine.lora_scales import DefaultScales, default_scales
 from llamado.engine.media.encoder_runner import EncoderRunner
 from llamado.engine.media.load import open_projector
@@ -116,6 +116,7 @@ class LoadedModel:
         report = progress or (lambda *_: None)
         fetching = f"{FETCHING}{source.name}"
         with ExitStack() as opened:
+            split = options.split
             options, accelerators = with_accelerators(options)
             opened.callback(accelerators.close)
             workers = options.networked
@@ -169,13 +170,14 @@ class LoadedModel:
                 if drafting is not None:
                     opened.callback(drafting.close)
                 projector = open_projector(model, tokenizer, options)
-                if projector is not None:
-                    opened.callback(projector.close)
+                here = options.device()
                 reserve = Reserve(0, 0) if drafting is None else drafting.reserve()
                 if projector is not None:
-                    reserve = reserve._replace(cpu=reserve.cpu + projector.memory_needed())
+                    opened.callback(projector.close)
+                    projector.open_accelerator(options, split, here)
+                    needed = projector.reserve()
+                    reserve = Reserve(reserve.cpu + needed.cpu, reserve.accelerators + needed.accelerators)
                 features = () if drafting is None else drafting.features
-                here = options.device()
                 local = LocalDevices(here, accelerators, reserve.accelerators)
                 runner, found, pool = _runner(file, model, options, progress, scales.now, reserve.cpu, features, local)
                 forward = runner

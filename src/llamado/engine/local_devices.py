@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 from llamado.devices.accelerators import Accelerators, accelerator_kinds
 from llamado.devices.registry import DeviceOptions
@@ -15,6 +16,13 @@ from llamado.engine.options import DraftOptions, EngineOptions
 log = logging.getLogger(__name__)
 
 _CPU = ("cpu", "none")
+
+
+class Reserve(NamedTuple):
+    """Bytes of memory: for the CPU, and on accelerators."""
+
+    cpu: int
+    accelerators: int
 
 
 def open_accelerators(split: SplitOptions | None, options: DeviceOptions | None = None) -> Accelerators:

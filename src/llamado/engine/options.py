@@ -180,6 +180,10 @@ class EngineOptions(SchedulerOptions, CacheOptions):
     """Thread pinning on NUMA machines: distribute, isolate, numactl."""
     mmproj: str | None = None
     """The projector file with the encoders of pictures and sounds, or a name of one as for a model."""
+    mmproj_offload: bool = True
+    """True to encode on an accelerator that the model may use, if it has the operations."""
+    mmproj_device: str = ""
+    """Name of the accelerator that encodes; empty: the first one, "none": the CPU."""
     mmproj_auto: bool = False
     """True to use the projector that comes with the model if there is no `mmproj`; otherwise prompts have text only."""
     image_min_tokens: int = 0

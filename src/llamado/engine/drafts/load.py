@@ -18,7 +18,7 @@ from llamado.engine.drafts.ngram_cache import NgramCache
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_request, sizes_for
-from llamado.engine.local_devices import open_accelerators
+from llamado.engine.local_devices import Reserve, open_accelerators
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource, Report
 from llamado.engine.supported import check_before_fetching, check_supported, check_types
 from llamado.gguf.header import Header, ModelFile
@@ -90,13 +90,6 @@ class DraftFile(NamedTuple):
     def reserve(self) -> Reserve:
         """Return the least memory that it takes on this machine: with the shortest context that fitting allows."""
         return reserved(self.file, self.model, self.options)
-
-
-class Reserve(NamedTuple):
-    """Bytes of memory: for the CPU, and on accelerators."""
-
-    cpu: int
-    accelerators: int
 
 
 def reserved(file: ModelFile, model: Model, options: EngineOptions) -> Reserve:

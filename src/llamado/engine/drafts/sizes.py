@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamado.devices.split.placement import ModelSizes
-from llamado.engine.drafts.load import Reserve, kind_of, named_kind, own_options, reserved
+from llamado.engine.drafts.load import kind_of, named_kind, own_options, reserved
 from llamado.engine.forward.fitting import memory_request, sizes_for
+from llamado.engine.local_devices import Reserve
 from llamado.engine.options import EngineOptions
 from llamado.engine.supported import check_supported
 from llamado.gguf.header import Header
