@@ -104,6 +104,8 @@ def test_handlers_name_the_projector() -> None:
     assert engine_options({"chat_handler": Llava15ChatHandler(clip_model_path="p.gguf")}).mmproj == "p.gguf"
     assert engine_options({"mmproj": Path("q.gguf"), "image_max_tokens": 9}).mmproj == "q.gguf"
     assert engine_options({}).mmproj is None and not engine_options({}).mmproj_auto
+    here = engine_options({"mmproj_offload": False, "mmproj_device": "CUDA1"})
+    assert (here.mmproj_offload, here.mmproj_device) == (False, "CUDA1") and engine_options({}).mmproj_offload
     with pytest.raises(LibraryError, match="chat_handler"):
         engine_options({"chat_handler": object()})  # type: ignore[typeddict-item]
     for name in ("Llava16", "Moondream", "NanoLlava", "Obsidian", "Llama3VisionAlpha", "MiniCPMv26", "Qwen25VL"):

@@ -120,6 +120,10 @@ class LlamaArguments(TypedDict, total=False):
     """The projector file for pictures and sounds, or a name of one as for `model_path`."""
     chat_handler: MTMDChatHandler | None
     """A handler of `llamado.library.chat_handlers`, which names the projector file."""
+    mmproj_offload: bool
+    """True to encode pictures and sounds on a graphics card that the model may use, as by default."""
+    mmproj_device: str
+    """Name of the card that encodes, such as "CUDA1"; "none": the CPU."""
     image_min_tokens: int
     """Least and most tokens of a picture; 0: the model's own."""
     image_max_tokens: int
@@ -294,6 +298,8 @@ _OPTION_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "embeddings": ("embedding", bool),
     "chat_template": ("chat_format", _template),
     "mmproj": ("mmproj", os.fspath),
+    "mmproj_offload": ("mmproj_offload", bool),
+    "mmproj_device": ("mmproj_device", str),
     "image_min_tokens": ("image_min_tokens", int),
     "image_max_tokens": ("image_max_tokens", int),
 }
