@@ -53,8 +53,8 @@ def apply(step: Step, root: Path) -> None:
 def test_every_extension_point_has_an_example() -> None:
     found = examples()
     assert [*found] == [
-        "An architecture", "A media encoder", "A weight type", "A device", "An RPC message", "A sampler", "A tool dialect",
-        "An endpoint",
+        "An architecture", "A media encoder", "A weight type", "A device", "An RPC message", "A sampler",
+        "A tool dialect", "An endpoint",
     ]  # fmt: skip
     for steps in found.values():
         assert any(step.path.startswith("tests/") for step in steps)
