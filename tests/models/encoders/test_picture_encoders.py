@@ -16,19 +16,15 @@ from projectors.llava import ADAPTER, COGVLM, FEATURES, LDP, MLP, TILED
 from projectors.minicpmv import MINICPMV46, RESAMPLER
 from projectors.spec import TinyProjector
 from projectors.tiled import IDEFICS3, INTERNVL, LFM2, LLAMA4, NEMOTRON_V2_VL, PHI4
-from reference import ReferenceDevice
 
-from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.gguf.errors import GgufError
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.types import TensorType
 from llamado.media.chunks import EncoderInput, MediaChunk, Piece, TokenText, tokenize
 from llamado.media.errors import MediaError
 from llamado.media.media import Media, MediaKind
 from llamado.media.preprocessing import PreparedPicture
 from llamado.models.encoders.encoder import MediaEncoder
-from llamado.models.encoders.parts.convolution import convolve_each, taps
 from llamado.models.encoders.pictures import VitEncoder
 from llamado.models.encoders.registry import load_encoders
 from llamado.models.encoders.texts import PictureTexts
@@ -162,31 +158,6 @@ def test_interpolated_positions_are_those_of_the_grid(tmp_path: Path) -> None:
     assert all(np.allclose(each.sum(1), 1) for each in weights)
     # A coarser grid has the means of more than two positions.
     assert [np.count_nonzero(each, axis=1).max() for each in weights] == [3, 4]
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_a_convolution_of_each_channel(stride: int) -> None:
-    rng = np.random.default_rng(0)
-    nx, ny, n = 5, 4, 8
-    cells = rng.standard_normal((ny, nx, n)).astype(np.float32)
-    weight = rng.standard_normal((n, 1, 3, 3)).astype(np.float32)
-    padded = np.pad(cells, ((1, 1), (1, 1), (0, 0)))
-    expected = [
-        [(padded[y : y + 3, x : x + 3] * weight[:, 0].transpose(1, 2, 0)).sum((0, 1)) for x in range(0, nx, stride)]
-        for y in range(0, ny, stride)
-    ]
-    graph, ids = Graph(), taps(nx, ny, stride)
-    x = graph.input("x", TensorType.F32, n, nx * ny)
-    kernel = graph.input("kernel", TensorType.F32, 3, 3, 1, n)
-    places = graph.input("ids", TensorType.I32, ids.shape[1], 9)
-    graph.output("y", convolve_each(x, kernel, places))
-    device = ReferenceDevice()
-    for leaf, array in ((x, cells), (kernel, weight), (places, ids)):
-        device.set(leaf, array.reshape(leaf.ne[::-1]))
-    for node in graph.nodes:
-        device.compute(node)
-    found = device.get(graph.outputs["y"])
-    np.testing.assert_allclose(found[0, 0], np.array(expected).reshape(-1, n), rtol=1e-5, atol=1e-5)
 
 
 def places(encoder: VitEncoder, nx: int, ny: int) -> list[list[int]]:

@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from llamado.ggml.graph import add, cont, gelu, mean, mul, relu, reshape, transpose, unary
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.types import TensorType
-from llamado.media.chunks import EncoderInput
 from llamado.media.patches import merged_order
 from llamado.models.encoders.encoder import EncoderPass
-from llamado.models.encoders.parts.convolution import N_TAPS, convolve_each, taps
+from llamado.models.encoders.parts.grid_convolution import DepthwiseConvolution, Kernel
 from llamado.models.encoders.parts.rows import mean_of_groups
 from llamado.models.encoders.parts.transformer import NormKind, take_norm
-from llamado.models.encoders.pictures import Pixels
 from llamado.models.encoders.tiled.llava import ClipEncoder
 from llamado.models.errors import UnsupportedModel
 from llamado.models.forward import Linear
@@ -49,14 +46,11 @@ class MobileEncoder(ClipEncoder):
     def project(self, step: EncoderPass, x: Tensor) -> Tensor:
         return self._second(step, gelu(self._first(step, x, "projection_1")), "projection_2")
 
-    def _taps(self, step: EncoderPass, name: str, n_places: int) -> Tensor:
-        return step.input(name, n_places, N_TAPS, type=TensorType.I32)
-
 
 class MobileBlock(NamedTuple):
     """Convolution of each channel, channel attention (squeeze and excitation), and a matrix, with norms."""
 
-    kernel: Tensor
+    convolution: DepthwiseConvolution
     norm: LayerNorm | RmsNorm
     squeeze: Linear
     excite: Linear
@@ -69,7 +63,7 @@ class MobileBlock(NamedTuple):
         w, name = weights.shared, f"{PART}.mb_block.{number}.block"
         n_hidden = weights.ne(f"{name}.1.fc1.weight")[1]
         return cls(
-            kernel=w.require(f"{name}.0.0.weight", 3, 3, 1, n),
+            convolution=DepthwiseConvolution(w.require(f"{name}.0.0.weight", 3, 3, 1, n), None),
             norm=take_norm(w, f"{name}.0.1", n, NormKind.LAYER),
             squeeze=w.linear(f"{name}.1.fc1", n, n_hidden),
             excite=w.linear(f"{name}.1.fc2", n_hidden, n),
@@ -77,8 +71,9 @@ class MobileBlock(NamedTuple):
             last_norm=take_norm(w, f"{name}.2.1", n, NormKind.LAYER),
         )
 
-    def __call__(self, step: EncoderPass, x: Tensor, ids: Tensor, name: str) -> Tensor:
-        x = self.norm(step, convolve_each(x, self.kernel, ids, f"{name}_conv"), f"{name}_norm")
+    def __call__(self, step: EncoderPass, x: Tensor, stride: int, name: str) -> Tensor:
+        x = self.convolution(x, SIDE, SIDE, Kernel(3, stride, 1, 1), f"{name}_conv")
+        x = self.norm(step, x, f"{name}_norm")
         x = unary(x, UnaryOp.HARDSWISH)
         means = reshape(mean(cont(transpose(x))), x.ne[0], 1)
         squeezed = relu(self.squeeze(step, means, f"{name}_squeeze"))
@@ -95,17 +90,11 @@ class LdpEncoder(MobileEncoder):
         super()._take_projector(weights)
         self._blocks = [MobileBlock.take(weights, number, self.n_embd) for number in (1, 2)]
 
-    def input(self, pixels: Pixels) -> EncoderInput:
-        given = super().input(pixels)
-        more = {"taps_1": taps(SIDE, SIDE), "taps_2": taps(SIDE, SIDE, stride=2)}
-        return EncoderInput(given.shape, {**given.arrays, **more})
-
     def project(self, step: EncoderPass, x: Tensor) -> Tensor:
         x = super().project(step, x)
         first, second = self._blocks
-        n = x.ne[1]
-        x = add(x, first(step, x, self._taps(step, "taps_1", n), "block_1"))
-        return second(step, x, self._taps(step, "taps_2", n // self.merge**2), "block_2")
+        x = add(x, first(step, x, 1, "block_1"))
+        return second(step, x, self.merge, "block_2")
 
 
 class LdpV2Encoder(MobileEncoder):
@@ -115,18 +104,13 @@ class LdpV2Encoder(MobileEncoder):
 
     def _take_projector(self, weights: Weights) -> None:
         super()._take_projector(weights)
-        self._kernel = weights.shared.require(f"{PART}.peg.0.weight", 3, 3, 1, self.n_embd)
-        self._bias = weights.shared.require(f"{PART}.peg.0.bias", self.n_embd)
+        w, name, n = weights.shared, f"{PART}.peg.0", self.n_embd
+        self._peg = DepthwiseConvolution(w.require(f"{name}.weight", 3, 3, 1, n), w.require(f"{name}.bias", n))
 
     def tokens(self) -> NDArray[np.int32]:
         return merged_order(SIDE, SIDE, self.merge)
 
-    def input(self, pixels: Pixels) -> EncoderInput:
-        given = super().input(pixels)
-        side = SIDE // self.merge
-        return EncoderInput(given.shape, {**given.arrays, "taps": taps(side, side)})
-
     def project(self, step: EncoderPass, x: Tensor) -> Tensor:
         x = mean_of_groups(super().project(step, x), self.merge**2)
-        peg = convolve_each(x, self._kernel, self._taps(step, "taps", x.ne[1]), "peg")
-        return add(add(peg, self._bias), x)
+        side = SIDE // self.merge
+        return add(self._peg(x, side, side, Kernel(3, 1, 1, 1), "peg"), x)
