@@ -74,7 +74,7 @@ def test_programs_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("llama-server", "rpc-server"):
         (tmp_path / name).write_text("")
         os.chmod(tmp_path / name, 0o755)
-    server: dict[str, Any] = {"ctx-size": 64, "mmproj": "x.gguf"}  # only llama-server checks its flags
+    server: dict[str, Any] = {"ctx-size": 64, "docker-repo": "x"}  # only llama-server checks its flags
     worker, llama_server = build(engine="llama.cpp", workers=1, server=server)
     assert worker.command[0] == str(tmp_path / "rpc-server") and llama_server.command[0] == str(
         tmp_path / "llama-server"
@@ -86,7 +86,7 @@ def test_programs_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert llama_server.restarts_with_needs  # llama-server cannot continue without a worker
     with pytest.raises(ClusterFileError, match=r"workers\[1\]\.mem"):
         build(engine="llama.cpp", workers=[{"mem": 5}])
-    with pytest.raises(FlagError, match="mmproj"):
+    with pytest.raises(FlagError, match="docker-repo"):
         build(server=server)
 
 

@@ -207,7 +207,7 @@ def test_long_silence_in_few_bytes_stops_at_the_limit() -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(MediaError, match="pip install soundfile"):
+    with pytest.raises(MediaError, match="the package soundfile"):
         decode_sound(wav(bytes(8)), RATE)
 
 

@@ -219,8 +219,8 @@ def test_rope_options(files: dict[str, GGUFFile]) -> None:
             except NAMED:
                 continue
             hp, possible = model.hparams, possible + 1
-            *numbers, still = astuple(hp.rope)
-            assert all(math.isfinite(number) for number in numbers) and still == ()
+            *numbers, still, sections = astuple(hp.rope)
+            assert all(math.isfinite(number) for number in numbers) and still == () and sections is None
             assert 0 < hp.n_ctx_train < 2**63
             model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     assert possible > 10

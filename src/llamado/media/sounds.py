@@ -93,8 +93,7 @@ def _library() -> Any:
         return importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # OSError: the package has no libsndfile for this system
         raise MediaError(
-            f"sounds cannot be decoded here ({error}); run 'pip install soundfile', "
-            "and install libsndfile if the package does not bring it"
+            f"sounds cannot be decoded here: the package soundfile or its library libsndfile is missing ({error})"
         ) from error
 
 

@@ -202,6 +202,7 @@ def main() -> int:
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
         small = {"n_embd": 64, "n_ff": 64, "n_layer": 2} if flags.fake else {"n_embd": 512, "n_ff": 1024, "n_layer": 6}
+        small["n_ctx"] = 4096  # the longest prompts have 1,100 tokens
         models = {name: resolve(name) for name in flags.models} or {
             "small": make_llama(Path(folder, "m.gguf"), **small)
         }

@@ -9,7 +9,8 @@ import pytest
 from projectors import every, spec
 from projectors.sounds import SOUNDS
 
-from cuda.fake_machine import install, small_card
+from cuda.fake_libcuda import FakeCard
+from cuda.fake_machine import install
 from llamado.devices.accelerators import Accelerators
 from llamado.devices.cpu.device import CpuDevice
 from llamado.engine.media.encoder_runner import EncoderRunner
@@ -36,7 +37,7 @@ def medium(kind: MediaKind, rate: int) -> Media:
 @pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in FEW else pytest.mark.full) for one in NAMES])
 def test_embeddings_have_the_bytes_of_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = PROJECTORS[name]
-    library = install(small_card(), replace=monkeypatch.setattr)
+    library = install(FakeCard(total_bytes=128 << 20, processors=2), replace=monkeypatch.setattr)
     (card,) = Accelerators().take()
     file = GGUFFile.open(spec.make(tiny, tmp_path / "mmproj.gguf"))
     there, here = load_encoders(file), load_encoders(file)
