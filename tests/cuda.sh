@@ -55,16 +55,18 @@ mkdir -p "$out"
 exec > >(tee "$out/log.txt") 2>&1
 python=.venv/bin/python
 if [ -z "$fake" ]; then
-  python=.venv-cuda/bin/python
-  if [ ! -x $python ]; then
-    python3 -m venv --system-site-packages .venv-cuda
-    packages python3 >"$out/packages.txt"
-    $python -m pip install --quiet --disable-pip-version-check --no-index --find-links "$wheels" -r "$out/packages.txt"
+  # Not an environment of its own: that of python3 may have numpy and llvmlite, and be one itself.
+  python=python3 site=$PWD/.venv-cuda
+  if [ ! -d "$site" ]; then
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$site" "$wheels"/*.whl
+    mkdir -p "$site/bin"
+    printf '#!/bin/sh\nexec python3 -m llamado "$@"\n' >"$site/bin/llamado"
+    chmod +x "$site/bin/llamado"
   fi
-  export LLAMADO_TEST_CUDA=real HF_HUB_OFFLINE=1
+  export LLAMADO_TEST_CUDA=real HF_HUB_OFFLINE=1 PATH=$site/bin:$PATH
   nvidia-smi || true
 fi
-export PYTHONPATH=$PWD/src
+export PYTHONPATH=$PWD/src${site:+:$site}
 pytest=("$python" -m pytest -q -p no:cacheprovider)
 
 build=""
