@@ -11,8 +11,8 @@ from llamado import __version__
 
 ROOT = Path(__file__).parent.parent
 AREAS = [
-    "Changed behavior", "Images and audio", "Graphics cards", "Models", "Speed and memory", "Prompt cache", "API", "Python",
-    "Clusters", "Operation", "Command line", "Web page", "Fixes", "Development",
+    "Changed behavior", "Images and audio", "Graphics cards", "Models", "Speed and memory", "Prompt cache", "API",
+    "Python", "Clusters", "Operation", "Command line", "Web page", "Fixes", "Development",
 ]  # fmt: skip
 
 

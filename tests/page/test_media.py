@@ -9,13 +9,17 @@ import math
 import struct
 import wave
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from browsing import assert_accessible, send, until
+from browsing import assert_accessible, send, serving, take_picture, until
 from PIL import Image
 from playwright.sync_api import BrowserContext, FileChooser, Locator, Page, Route, expect
+from projectors import spec
+from projectors.siglip import GEMMA3, N
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -557,3 +561,45 @@ def test_both_sides_of_a_comparison_get_the_picture(chat: Page, server: MediaSer
     assert [one["messages"][0]["content"][0]["type"] for one in server.requests] == ["image_url"] * 2
     expect(sent(chat)).to_have_count(1)
     assert_accessible(chat)
+
+
+@pytest.mark.full
+def test_screenshot_of_a_chat_about_a_picture(chat: Page, server: MediaServer) -> None:
+    y, x = np.mgrid[:240, :320]
+    sky = np.stack([90 + y // 3, 150 + y // 4, 235 - y // 6], axis=2)
+    sky[(x - 230) ** 2 + (y - 70) ** 2 < 34**2] = (255, 214, 90)
+    sky[y > 170 + 18 * np.sin(x / 40)] = (60, 120, 70)
+    out = io.BytesIO()
+    Image.fromarray(sky.astype(np.uint8)).save(out, "PNG")
+    server.answer = (
+        "A green hill under a blue sky, with a round yellow sun to the right of the middle. There are no clouds, no "
+        "people and no buildings."
+    )
+    attach(chat, payload("hill.png", out.getvalue(), "image/png"))
+    send(chat, "What is in the picture?")
+    answered(chat)
+    chat.wait_for_timeout(400)
+    take_picture(chat, "picture")
+
+
+@pytest.mark.full
+def test_a_chat_about_a_picture_with_a_model(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The follow-up computes only its own tokens."""
+    folder = tmp_path_factory.mktemp("gemma3")
+    width = 640
+    tensors = {**GEMMA3.tensors, "mm.input_projection.weight": (width, N)}
+    projector = spec.write(replace(GEMMA3, tensors=tensors, n_embd=width), folder / "mmproj.gguf")
+    flags = "-m", "gemma3", "--mmproj", str(projector), "-c", "4096", "--chat-template", "gemma"
+    with serving(folder, *flags) as running:
+        page.goto(running)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("max_tokens", exact=True).fill("8")
+        page.get_by_label("max_tokens", exact=True).blur()
+        page.get_by_role("button", name="Close settings").click()
+        attach(page, payload("a.png", picture((80, 60)), "image/png"))
+        for n, question in enumerate(("What is it?", "And its color?"), 1):
+            send(page, question)
+            expect(page.locator(".stats:not(.streaming)")).to_have_count(n, timeout=60_000)
+        page.reload()
+        expect(page.locator("article.user .media")).to_have_count(1)
+        assert "cache" in page.locator(".stats").last.inner_text().lower()
