@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from llamado.models.encoders.encoder import MediaEncoder
 from llamado.models.encoders.keys import EncoderKeys, projector_type
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.weights import Weights
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "llamado.models.encoders"
 
@@ -98,7 +101,7 @@ SOUNDS: dict[str, Projector] = {
 _SPEECH = "they belong to models that generate speech, which llamado does not"
 UNSUPPORTED: dict[str, str] = dict.fromkeys(
     ("qwen3tts_spkenc", "qwen3tts_gen", "pockettts_spkenc", "pockettts_gen"), _SPEECH
-)
+) | {"gemma3na": "llama.cpp has the name but no implementation; pictures of Gemma 3n are supported"}
 """llama.cpp's other projectors (clip-impl.h), and the reason why each is not supported."""
 
 
@@ -149,6 +152,11 @@ def load_encoders(
             continue
         name = projector_type(metadata, kind)
         projector = table.get(name)
+        if projector is None and found:
+            log.warning(
+                "projector: %s input is off, the projector %r is not supported (file=%s)", kind.value, name, file.source
+            )
+            continue
         if projector is None:
             raise UnsupportedModel(f"{file.source}: the projector '{name}' ({kind.value}) is not supported")
         keys = EncoderKeys(metadata, kind, min_tokens=min_tokens, max_tokens=max_tokens, has_token=has_token)
