@@ -4,7 +4,7 @@ The encoders have the shapes of real ones and random F16 weights: SigLIP-400M (G
 picture, 256 tokens) and that of Qwen2.5-VL (the same picture: 4,096 patches, 1,024 tokens). The text models are Gemma 3
 270M, and two layers of Qwen2.5-VL's width. Every picture is new, so that nothing comes from a cache.
 
-usage: media.py [siglip-400m qwen2.5-vl] [--repeats 3] [--threads 2] [--side 896] [--json FILE]
+usage: pictures.py [siglip-400m qwen2.5-vl] [--repeats 3] [--threads 2] [--side 896] [--json FILE]
 """
 
 from __future__ import annotations

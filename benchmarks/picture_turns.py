@@ -7,7 +7,7 @@ killed     the same; one worker is killed (kill -9) during the fourth answer, an
 
 Every request sends the picture again, as clients do. The text model is Gemma 3 270M; the encoder has random weights.
 
-usage: media_turns.py [--only here|restart|workers|killed] [--json FILE]
+usage: picture_turns.py [--only here|restart|workers|killed] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 from chaos import Worker
-from media import Encoder, picture, siglip_layer, write_encoder
+from pictures import Encoder, picture, siglip_layer, write_encoder
 from sides import HOST, model_path, server
 from synthetic import kept
 
