@@ -176,6 +176,25 @@ def test_pictures_and_sounds_are_sent_as_parts_in_order(chat: Page, server: Medi
     assert first["content"][0]["image_url"]["url"] == uri(red) and last["content"] == "And now?"
 
 
+def test_files_keep_their_order_if_the_first_is_read_slowly(chat: Page, server: MediaServer) -> None:
+    """A small text that is attached after a picture does not overtake it."""
+    chat.evaluate(
+        """() => {
+          const read = Blob.prototype.arrayBuffer;
+          Blob.prototype.arrayBuffer = async function () {
+            if (this.name === "slow.png") await new Promise((done) => setTimeout(done, 500));
+            return read.call(this);
+          };
+        }"""
+    )
+    attach(chat, payload("slow.png", picture()))
+    chat.get_by_label("Files to attach").set_input_files(payload("notes.txt", b"seven"))
+    send(chat, "What is it?")
+    answered(chat)
+    assert [part["type"] for part in server.content] == ["image_url", "text", "text"]
+    assert server.content[1]["text"].startswith("File: notes.txt")
+
+
 def test_a_message_waits_for_its_pictures(chat: Page, server: MediaServer) -> None:
     """Enter follows the choice of a large picture at once."""
     chat.get_by_label("Message", exact=True).fill("What is it?")

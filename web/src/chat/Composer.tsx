@@ -113,9 +113,12 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
   }
 
   function attach(files: readonly File[]) {
-    const all = Promise.all([reading.current, readAll(files)]).then(() => {
-      if (reading.current === all) reading.current = null;
-    });
+    // One after the other: files are sent in the order in which they were attached.
+    const all = Promise.resolve(reading.current)
+      .then(() => readAll(files))
+      .then(() => {
+        if (reading.current === all) reading.current = null;
+      });
     reading.current = all;
   }
 
