@@ -164,7 +164,7 @@ def test_graphics_cards_need_no_flag() -> None:
 
 
 def test_flags_of_a_division_say_nothing_without_workers() -> None:
-    """If there is no graphics card either, the log has one line when the model is loaded; see test_cards.py."""
+    """Without a graphics card, too, the log has one line when the model is loaded; see test_cards.py."""
     s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-mg", "0", "--rpc-wait", "9")
     assert s.notes == (
         "--rpc-wait: accepted, no effect here (the model runs on this machine's CPU; --rpc adds others)",

@@ -83,7 +83,7 @@ def test_constants_have_no_address_yet() -> None:
 
 
 def test_a_device_emits_products_in_its_own_way() -> None:
-    """Its emitter gets each product; everything else is emitted as usual."""
+    """The emitter of this target gets each product; the shared compiler emits everything else."""
     own = Kernel("card_product", ("y",), lambda *_: None)
 
     def emitters(out: Emitter) -> OperationEmitters:

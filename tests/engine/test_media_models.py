@@ -152,7 +152,7 @@ SOME = [
 
 @pytest.mark.parametrize("name", chosen(DECODERS, SOME))
 def test_embeddings_of_tokens_give_the_bits_of_tokens(models: Models, name: str) -> None:
-    """In batches of all kinds: media cut over batches, begin and end of prompts, decoding behind them."""
+    """Batches of all kinds: media cut over batches, at the beginning and end of prompts, and decoding behind them."""
     runner = models.runner(TINY[name])
     other = stand_in(runner)
     prompt = tokens(70)

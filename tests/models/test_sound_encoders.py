@@ -54,7 +54,7 @@ KNOWN: dict[str, tuple[int, list[float], float]] = {
     "mimo_audio": (10, [-0.5053, -0.2865, -0.2775, -0.0236], 0.5536),
 }
 QUICK = [tiny for tiny in SOUNDS if not tiny.name.startswith(("ultra", "vox", "qwen2", "music", "mera", "glma"))]
-"""Those that do not see 30 seconds at once."""
+"""Encoders that do not pad every sound to 30 seconds: their graphs are small."""
 
 
 @pytest.fixture(scope="module")

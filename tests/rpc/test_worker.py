@@ -1086,7 +1086,7 @@ def test_without_a_card_the_cpu_is_offered(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_a_worker_ends_with_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its supervisor starts it again; a new process may be able to use the card."""
+    """The supervisor restarts the worker; a new process may be able to use the card."""
     machine = install(monkeypatch, Cards((1 << 20,)))
     monkeypatch.setattr(Worker, "serve", lambda worker: machine.card().die())
     monkeypatch.setattr("llamado.rpc.worker.server.signal.signal", lambda *_: None)

@@ -311,7 +311,7 @@ def test_too_many_pictures(n: int) -> None:
 
 
 def test_text_is_never_a_marker() -> None:
-    """Neither the default marker of llama.cpp nor that of this server stands for a picture in a chat."""
+    """A client cannot write the marker: neither llama.cpp's nor the server's counts as a picture in a chat."""
     engine = FakeEngine()
     texts = ["<__media__>", "<x>", "<__media_0123__>"]
     body = user(*(words(text) for text in texts), image(), words("<x>"))
@@ -483,7 +483,7 @@ def test_addresses_that_are_never_fetched(url: str, reason: str) -> None:
 
 
 def test_pictures_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a server of this machine, whose address counts as public here."""
+    """The picture comes from a server of this machine, whose address counts as public in the test."""
     allowed = outgoing.is_public
     monkeypatch.setattr(outgoing, "is_public", lambda address: address == "127.0.0.1" or allowed(address))
     asked: list[bytes] = []

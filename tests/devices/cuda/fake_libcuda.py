@@ -172,7 +172,7 @@ class FakeCard:
 
     @property
     def memory(self) -> FakeMemory:
-        """Its memory, at addresses that neither the host nor another card uses."""
+        """Memory of the card, at addresses that neither the host nor another card uses."""
         if self._memory is None:
             self._memory = FakeMemory((0x00CA_F000 + self.number) << 32 | 0xB000_0000, self.total_bytes)
         return self._memory

@@ -124,7 +124,7 @@ def test_several_segments(cpu: CpuDevice, card: CudaDevice) -> None:
     n_kv = 2 * 2048 + 500
     attention = Attention(8, 2, 1, n_kv, sinks=np.array([0.5, -1.0], np.float32))
     mask = np.concatenate([causal(1, n_kv, n_kv - 1), causal(1, n_kv, 900, 1000), causal(1, n_kv, 4000, window=2500)])
-    attention.keys[0] = 4 * attention.queries(3)[0, 0]  # the greatest score, which all later blocks must know
+    attention.keys[0] = 4 * attention.queries(3)[0, 0]  # the greatest score: all later blocks are scaled by it
     check(cpu, card, attention, mask, 3, {*FEW, "attention, segments"})
 
 
@@ -297,7 +297,7 @@ def test_tiles_have_no_races(cpu: CpuDevice, watched: CudaDevice, type: T, n_kv:
 @pytest.mark.full
 @pytest.mark.usefixtures("many")
 def test_a_block_of_threads_takes_several_tiles(cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without races, also if the bitmaps of visible blocks come in parts."""
+    """There are no races, even if the bitmaps of visible blocks come in parts."""
     monkeypatch.setattr("llamado.devices.cuda.compile.attend._TILES_PER_PROCESSOR", 0)
     monkeypatch.setattr("llamado.devices.cuda.kernels.attention.tiles._WORDS", 2)
     n_kv, card = 4200, fake_device(watched=True, total_bytes=8 << 20)

@@ -239,7 +239,7 @@ except DeviceLost as error:
 
 
 def test_a_bad_address_loses_the_card(driver: Driver) -> None:
-    """In a process of its own, whose context is dead afterwards."""
+    """A child process runs it: the context of the card is unusable afterwards."""
     done = subprocess.run(
         [sys.executable, "-c", LOSS], capture_output=True, text=True, timeout=GUARD, cwd=__file__.rpartition("/")[0]
     )

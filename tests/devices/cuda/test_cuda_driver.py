@@ -231,7 +231,7 @@ def test_copies(card: Card) -> None:
 
 @pytest.mark.parametrize("shift", [-72, 8, 5 << 20])
 def test_copies_may_overlap(card: Card, shift: int) -> None:
-    """As memmove does it, in three steps."""
+    """Overlapping copies take three steps and give the bytes of memmove."""
     n = 9 << 20
     memory = card.allocate(15 << 20)
     numbers = np.arange(n // 8, dtype=np.uint64)
@@ -411,7 +411,7 @@ def test_a_kernel_that_fails_loses_the_card(card: Card, kernel: Function) -> Non
 
 
 def test_losses_are_reported_once(card: Card) -> None:
-    """Also if several threads meet them at once, after `call` has checked the card."""
+    """Several threads may get the error at once, after `call` has checked the card."""
     lost: list[DeviceLost] = []
     card.on_lost(lost.append)
     first, second = card._failure("cuStreamSynchronize", 700), card._failure("cuMemAlloc_v2", 719)

@@ -100,7 +100,7 @@ def test_blocks_have_shared_memory_of_their_own() -> None:
 
 
 def test_a_thread_need_not_wait_for_itself() -> None:
-    """Also in blocks that are emulated later."""
+    """This holds for blocks that are emulated later, too."""
 
     def trace(c: SimtCode, a: SimpleNamespace) -> None:
         me = c.thread() + c.block() * c.threads()

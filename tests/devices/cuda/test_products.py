@@ -216,7 +216,7 @@ def test_tiles_fit_the_shared_memory(card: CudaDevice, shared_kib: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("type", chosen([*WEIGHTS, *CODEBOOKS, *PLAIN], FAST, ids))
 def test_machine_code_keeps_values_in_registers(card: CudaDevice, type: T) -> None:
-    """And rounds as IEEE 754 demands, on old and new cards: otherwise making PTX fails."""
+    """Rounding follows IEEE 754 on old and new cards; otherwise no PTX is made."""
     for capability in (75, 90):
         for columns in (1, 40):
             (one,) = of_threads(multiplied(type, 4096, 4096, columns), card.card.properties)

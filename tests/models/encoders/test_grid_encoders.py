@@ -216,7 +216,7 @@ def test_tokens_of_a_picture(
     ids=lambda tiny: tiny.name,
 )
 def test_tokens_are_in_rows(tiny: TinyProjector, tmp_path: Path) -> None:
-    """Without layers, a token depends on its own pixels only."""
+    """Without layers, each token depends on its own pixels only."""
     bare = replace(
         tiny,
         n_layer=0,

@@ -16,7 +16,7 @@ from llamado.models.errors import UnsupportedModel
 
 
 def test_pictures_are_served_without_the_sounds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As of Gemma 3n, whose encoder of sounds llama.cpp leaves out, too."""
+    """Gemma 3n's files have an encoder of sounds that is not supported, as in llama.cpp."""
     with GGUFFile.open(spec.make(every()["gemma3"], tmp_path / "mmproj.gguf")) as file:
         header = file.header
     kinds = {"clip.projector_type": "", "clip.vision.projector_type": "gemma3", "clip.audio.projector_type": "gemma3na"}

@@ -35,7 +35,7 @@ class Target:
     """The properties of a device that its operations depend on."""
 
     name: str
-    """Its name in errors."""
+    """Name of the device in errors."""
     lowering: Lowering
     n_threads: int
     buffers: type[AddressedBuffer]

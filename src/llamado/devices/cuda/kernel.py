@@ -77,7 +77,7 @@ class Images(Protocol):
 
     @property
     def identity(self) -> str:
-        """All that images depend on besides sources, kernel and parameters."""
+        """Everything that determines the compiled images besides sources, kernel and parameters."""
 
     def trace(self, kernel: Kernel, parameters: Mapping[str, Any], symbol: str, threads: int) -> Image:
         """Return what `compile` takes of a kernel for blocks of `threads`. Called from one thread at a time."""

@@ -107,11 +107,11 @@ class _Layout(NamedTuple):
     cells: Register
     words: Register
     q: Register
-    """Of each query: its address (i64), that of its mask and of its visible row."""
+    """Addresses of each query, of its mask and of its visible row (i64)."""
     mask: Register
     row: Register
     fades: Register
-    """Of each query: two factors, the block where its next segment begins, and the number of segments behind it."""
+    """Two factors of each query, the block where its next segment begins, and the number of later segments."""
     shares: Register
     bounds: Register
     behind: Register
@@ -220,7 +220,7 @@ class _Tile:
         rows, zero = range(shape.rows), c.f32(0.0)
         self.sums, self.peaks = [c.var(zero) for _ in rows], [c.var(zero) for _ in rows]
         self.kept_sums, self.kept_peaks = [c.var(zero) for _ in rows], [c.var(zero) for _ in rows]
-        """Of the segments behind."""
+        """Results of later segments."""
         self.outputs = [[[c.var(zero) for _ in range(_FOUR)] for _ in range(shape.sets)] for _ in range(shape.added)]
         self.next_bound = c.var(c.i32(_NEVER))
         """The first block where a segment of a query begins."""
