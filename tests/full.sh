@@ -9,24 +9,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v promtool && command -v nginx && command -v systemd-analyze; } >/dev/null; then
   apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light prometheus systemd || true
 fi
-tests 1500 "checks and tests" ./test.sh
-step 600 "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[full]'
+tests "checks and tests" ./test.sh
+step "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[full]'
 for cpu in avx2 avx512; do
-  LLAMADO_CPU=$cpu tests 900 "the quick tests on a CPU of $cpu" "${pytest[@]}" -n 2 --dist loadfile \
+  LLAMADO_CPU=$cpu tests "the quick tests on a CPU of $cpu" "${pytest[@]}" -n 2 --dist loadfile \
     -m "not full and not interop and not browser and not slow"
 done
-tests 3600 "the long tests" "${pytest[@]}" -m "full and not interop and not browser" -n 2 --dist loadfile \
+tests "the long tests" "${pytest[@]}" -m "full and not interop and not browser" -n 2 --dist loadfile \
   -o timeout=1200
-step 1800 "the real llama.cpp" benchmarks/peer.sh
-tests 2400 "against the real llama.cpp" "${pytest[@]}" -m "interop and not browser" -n 2 --dist loadfile \
+step "the real llama.cpp" benchmarks/peer.sh
+tests "against the real llama.cpp" "${pytest[@]}" -m "interop and not browser" -n 2 --dist loadfile \
   -o timeout=1200 tests
-tests 1200 "the page in a browser" tests/page/run.sh full
-step 600 "the package by three installers" tests/package.sh
-step 900 "real clients" tests/clients/run.sh
+tests "the page in a browser" tests/page/run.sh full
+step "the package by three installers" tests/package.sh
+step "real clients" tests/clients/run.sh
 # Helm itself, as a library (75 MB, not for every processor): it renders the chart of `llamado deploy helm`.
 if .venv/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'helm-python-sdk>=0.2,<0.3' </dev/null; then
-  tests 300 "Helm" "${pytest[@]}" tests/cluster/test_helm.py
+  tests "Helm" "${pytest[@]}" tests/cluster/test_helm.py
 fi
-step 900 "clusters on Ray" tests/on_ray/run.sh
-step 1200 "devices on ARM" tests/arm.sh
+step "clusters on Ray" tests/on_ray/run.sh
+step "devices on ARM" tests/arm.sh
 finish

@@ -7,14 +7,17 @@ unset PYTHONDONTWRITEBYTECODE # see test.sh
 pytest=(.venv/bin/python -m pytest -q)
 flaky=() failed=()
 
-# step SECONDS NAME COMMAND...: end a command that takes longer than it ever should.
+# Only a command that hangs takes so long: the slowest takes half an hour alone, and a busy machine four times as long.
+limit_s=14400
+
+# step NAME COMMAND...
 step() {
   local code=0
   _timed "$@" || code=$?
-  [ $code = 0 ] || failed+=("$2 ($(_reason $code "$1"))")
+  [ $code = 0 ] || failed+=("$1 ($(_reason $code))")
 }
 
-# tests SECONDS NAME COMMAND...: a command that runs pytest with this folder's cache. Tests that fail run once more, alone:
+# tests NAME COMMAND...: a command that runs pytest with this folder's cache. Tests that fail run once more, alone:
 # most start processes, and the machine may be busy with others. Those that pass then are listed as flaky at the end.
 tests() {
   local code=0 first again
@@ -23,14 +26,14 @@ tests() {
   [ $code != 0 ] || return 0
   mapfile -t first < <(_last_failed)
   if [ $code != 1 ] || [ ${#first[@]} = 0 ]; then
-    failed+=("$2 ($(_reason $code "$1"))")
+    failed+=("$1 ($(_reason $code))")
     return 0
   fi
   code=0
-  _timed "$1" "$2: failed tests once more" "${pytest[@]}" --last-failed --last-failed-no-failures none || code=$?
+  _timed "$1: failed tests once more" "${pytest[@]}" --last-failed --last-failed-no-failures none || code=$?
   mapfile -t again < <(_last_failed)
   mapfile -t -O ${#flaky[@]} flaky < <(comm -23 <(printf '%s\n' "${first[@]}") <(printf '%s\n' "${again[@]}"))
-  [ $code = 0 ] || failed+=("$2 ($(_reason $code "$1"): ${again[*]:0:5})")
+  [ $code = 0 ] || failed+=("$1 ($(_reason $code): ${again[*]:0:5})")
 }
 
 # Print what was flaky and what failed; the exit status says whether anything failed.
@@ -45,13 +48,13 @@ finish() {
 }
 
 _timed() {
-  printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$2"
-  timeout --kill-after=20 "$1" "${@:3}" </dev/null
+  printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1"
+  timeout --kill-after=20 $limit_s "${@:2}" </dev/null
 }
 
 _reason() {
   case $1 in
-  124 | 137) echo "took longer than $2 s" ;;
+  124 | 137) echo "took longer than $limit_s s" ;;
   *) echo "exit status $1" ;;
   esac
 }

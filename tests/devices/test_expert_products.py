@@ -6,7 +6,8 @@ import struct
 
 import numpy as np
 import pytest
-from running import PLAIN, WEIGHTS, Array, Case, check, each_type, new, values, weight_bytes
+from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
+from tiers import chosen
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
@@ -56,7 +57,7 @@ def together(device: CpuDevice, type: T, raw: Array, n: int, x: Array, chosen: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
+@pytest.mark.parametrize("type", chosen([*WEIGHTS, *PLAIN], (T.Q4_0, T.Q6_K, T.MXFP4, T.F16), ids))
 def test_an_expert_has_the_same_bits_alone(teams: list[CpuDevice], type: T) -> None:
     """Bits: few and many tokens, one column for a token or one for each choice, any number of threads."""
     n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_in_cards import Card, Cards
-from tiny import TINY, each_architecture, make
+from tiers import chosen
+from tiny import TINY, make
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -24,6 +25,7 @@ from llamado.models.parts.name_patterns import EXPERTS
 pytestmark = pytest.mark.slow
 
 DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)]
+FEW = ("llama", "gemma3", "deepseek2", "qwen3moe", "mamba2", "gpt-oss")
 TOKENS = np.random.default_rng(5).integers(3, 300, 30).astype(np.int32)
 
 
@@ -47,7 +49,7 @@ def jit() -> Jit:
     return Jit()
 
 
-@pytest.mark.parametrize("name", each_architecture(DECODERS))
+@pytest.mark.parametrize("name", chosen(DECODERS, FEW))
 def test_the_bits_of_the_cpu(name: str, tmp_path: Path, jit: Jit) -> None:
     """Caches, states and the small weights beside them, such as sinks and convolutions, may be with the CPU."""
     options = RunnerOptions(n_cells=256, n_sequences=2, max_batch=32)

@@ -170,7 +170,7 @@ def test_answers_equal_those_of_synchronous_steps(make: Make, late: type[Countin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"drafts": True}, {"context_shift": True, "n_ctx": 32}, {"n_batch": 8}])
+@pytest.mark.parametrize("options", first_of([{"drafts": True}, {"context_shift": True, "n_ctx": 32}, {"n_batch": 8}]))
 def test_drafts_shifts_and_chunked_prompts_equal_synchronous_steps(make: Make, options: dict[str, Any]) -> None:
     requests = [req(40, 60), req(60, 60, temperature=0.0), req(40, 60, return_progress=True)]
 

@@ -23,7 +23,7 @@ from llamado.models.encoders.registry import load_encoders
 PROJECTORS = {**every(), **{tiny.name: tiny for tiny in SOUNDS}}
 NAMES = "idefics3", "qwen2.5vl_merger", "adapter", "llama4", "qwen3a", "lfm2a", "gemma4a"
 """Projectors whose small files the emulated card computes in seconds."""
-FEW = "idefics3", "qwen3a"
+FEW = ("idefics3",)
 
 
 def medium(kind: MediaKind, rate: int) -> Media:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import first_of
 from tiny import REPRESENTATIVE, TINY, make
 from tiny_models import make_llama
 from waiting import GUARD
@@ -125,7 +126,7 @@ def test_drafts(path: Path, library: FakeLibrary, plain: LoadedModel) -> None:
     assert counters.n_drafts and counters.n_accepted >= counters.n_drafted - 3  # the last draft is cut off
 
 
-@pytest.mark.parametrize("to_the_card", [True, False])
+@pytest.mark.parametrize("to_the_card", [pytest.param(True, marks=pytest.mark.full), False])
 def test_slot_files_of_one_device_on_the_other(
     carded: LoadedModel, plain: LoadedModel, tmp_path: Path, to_the_card: bool
 ) -> None:
@@ -139,13 +140,12 @@ def test_slot_files_of_one_device_on_the_other(
     assert found.n_cached > 20 and tuple(found.tokens) == right[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
         pytest.param(replace(CARDS, n_gpu_layers=2, devices=("CUDA0",)), ["CPU", "CUDA0", "CUDA0"], id="CPU and card"),
-        pytest.param(
-            replace(CARDS, tensor_split=(1.0, 1.0)), ["CUDA0", "CUDA0", "CUDA1"], id="two cards", marks=pytest.mark.full
-        ),
+        pytest.param(replace(CARDS, tensor_split=(1.0, 1.0)), ["CUDA0", "CUDA0", "CUDA1"], id="two cards"),
     ],
 )
 def test_layers_on_several_devices(
@@ -190,7 +190,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-@pytest.mark.parametrize("split", [CARDS, replace(CARDS, n_gpu_layers=2)], ids=["all", "some layers"])
+@pytest.mark.parametrize("split", first_of([replace(CARDS, n_gpu_layers=2), CARDS], ids=["some layers", "all"]))
 def test_the_cpu_continues_when_the_card_falls_off_the_bus(
     path: Path, plain: LoadedModel, monkeypatch: pytest.MonkeyPatch, split: SplitOptions
 ) -> None:

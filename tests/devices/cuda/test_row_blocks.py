@@ -10,6 +10,7 @@ import pytest
 from bits import normal
 from block_types import encode
 from numpy.typing import NDArray
+from tiers import chosen
 
 from cuda.emulation import in_teams, on_cpu
 from llamado.devices.cpu.jit import Jit
@@ -185,7 +186,8 @@ def _length(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-GROUPS = [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(32, marks=pytest.mark.slow)]
+GROUPS = chosen((1, 4, 32), (4,))
+FEW = ("norms", "soft_max masked", "norm quantized", "embedding")
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -198,12 +200,12 @@ def test_a_chain_has_the_bits_of_the_cpu(jit: Jit, name: str, groups: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", chosen(CHAINS, FEW))
 def test_a_long_row(jit: Jit, name: str) -> None:
     _check(jit, CHAINS[name][1](Chain(LONG)), Team(32, turns=8, row_bytes=4 * LONG))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_rows_that_do_not_fit_shared_memory_lie_in_scratch(jit: Jit, groups: int) -> None:
     for name in ("residual", "norms", "soft_max masked", "key", "norm quantized", "embedding"):
@@ -211,7 +213,7 @@ def test_rows_that_do_not_fit_shared_memory_lie_in_scratch(jit: Jit, groups: int
         _check(jit, make(Chain(_length(300, multiple))), Team(groups, turns=2), teams=2 if groups <= 4 else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, (_, make) in CHAINS.items() if is_divisible(make)])
 def test_parts_of_rows_are_items_of_their_own(jit: Jit, name: str) -> None:
     multiple, make = CHAINS[name]
