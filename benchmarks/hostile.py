@@ -601,7 +601,7 @@ async def media(port: int, tally: Tally) -> None:
 
 
 async def harmless_schemas(client: httpx.AsyncClient) -> None:
-    """As many as a server remembers: after them it has none of the bombs' any more."""
+    """Send as many harmless schemas as a server remembers, so that it forgets those of the bombs."""
     for i in range(40):
         schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"}}}
         await client.post("/completion", json={"prompt": "x", "n_predict": 1, "json_schema": schema})

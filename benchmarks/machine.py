@@ -48,9 +48,7 @@ def measure() -> dict[str, Any]:
 
 
 def limits() -> dict[str, Any]:
-    """As JSON gives it back, from a process of its own: the system counts what this one has held as held by all that it
-    starts.
-    """
+    """Measure in another process, because children inherit this one's peak memory. Return JSON types."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         found: dict[str, Any] = json.loads(json.dumps(pool.submit(measure).result()))
     return found

@@ -106,7 +106,7 @@ def measure() -> dict[str, float]:
 
 
 def table(found: dict[str, float]) -> str:
-    """As the README shows it."""
+    """Return the table of the README."""
     rows = [
         ("first load, all files, packed", f"{found['bytes'] / 1e3:,.0f} kB"),
         ("first paint", f"{found['first_paint_ms']:,.0f} ms"),

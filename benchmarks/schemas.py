@@ -209,7 +209,7 @@ def _recursive(chance: random.Random) -> Schema:
 
 
 def _pydantic(chance: random.Random) -> Schema:
-    """As pydantic writes a model with another one in it."""
+    """Return a schema as pydantic writes it for a model that contains another one."""
     inner = _object(_named(chance, 3), title="Inner")
     for name, part in inner["properties"].items():
         part["title"] = name.title()

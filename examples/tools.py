@@ -27,7 +27,7 @@ tools = [
 
 
 def temperature(city: str) -> str:
-    """Here a weather service would be asked."""
+    """Return a fixed temperature; a real tool would ask a weather service."""
     return f"{len(city) + 10} degrees Celsius in {city}"
 
 

@@ -192,7 +192,7 @@ def test_the_package_declares_the_extras_that_hints_name() -> None:
 
 
 def test_hints_are_made_in_one_place() -> None:
-    """No index need know the package: `pip install 'llamado[extra]'` works for few."""
+    """Hints name the packages themselves, because `pip install 'llamado[extra]'` needs llamado in an index."""
     for path in SOURCES.rglob("*.py"):
         if path != Path(installation.__file__):
             # containers.py writes recipes for images, which are built in a clone.

@@ -47,7 +47,7 @@ def test_a_command_hides_its_secrets() -> None:
 
 
 def test_flags_with_keys_are_secrets() -> None:
-    """And each has a variable by which it can reach a child, but for one that has no children."""
+    """Each secret reaches child processes through an environment variable; one flag has no children."""
     for flag in FLAGS:
         if flag.metavar in ("KEY", "TOKEN"):
             assert flag.secret and set(flag.names) <= SECRET_FLAGS, flag.names

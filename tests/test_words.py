@@ -60,7 +60,10 @@ REWRITTEN_TESTS = (
     "tiny",
 )
 
-_OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
+_OPENING = re.compile(
+    r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which|Also|And|But|Else|Otherwise|Neither|Not even"
+    r"|Not only)\b"
+)
 # Nobody in particular, and software that behaves like a person.
 _RIDDLES = re.compile(
     r"\b(nobody|somebody|anybody|whoever|what goes along|goes elsewhere|is told|are told|was told|hears? of"

@@ -147,7 +147,7 @@ def test_every_tool_called_directly(tools: Tools) -> None:
 
 
 def test_every_tool_called_by_a_model(tools: Tools) -> None:
-    """As a client does it: the model names tool and arguments, the client has it called and tells the result."""
+    """The model names a tool and arguments; the client requests the call and sends the result back."""
     client = OpenAI(base_url=f"{tools.url}/v1", api_key=KEY)
     harmful = {"exec_shell_command"}  # the model is small, and its commands are not reviewed
     for name, tool in tools.listed.items():
@@ -182,7 +182,7 @@ def test_every_tool_called_by_a_model(tools: Tools) -> None:
 
 
 def test_no_slot_is_held_while_a_tool_runs(tools: Tools) -> None:
-    """There is one slot; a chat gets it while two tools take their time."""
+    """A chat gets the only slot while two slow tools run."""
     names = ("exec_shell_command", {"command": "sleep 20", "timeout": 30}), (
         "everything_trigger-long-running-operation", {"duration": 20, "steps": 2},
     )  # fmt: skip

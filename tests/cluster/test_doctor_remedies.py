@@ -90,5 +90,5 @@ def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeyp
 
 
 def test_only_replica_missing_recommends_doctor() -> None:
-    """There doctor gets another URL; elsewhere it would repeat itself."""
+    """For a replica, doctor is recommended with another URL; otherwise the remedy would be doctor itself."""
     assert {symptom for symptom, remedy in REMEDIES if remedy.startswith("llamado doctor")} == {"replica-missing"}

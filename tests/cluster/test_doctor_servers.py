@@ -159,7 +159,7 @@ def test_tls_only_on_the_server(certificates: Certificates) -> None:
 
 
 def test_tls_only_on_a_server_that_returns_400_to_plain_http(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nginx does."""
+    """nginx returns 400 to plain HTTP on its TLS port."""
     url = scripted(stack, (400, b"<html>The plain HTTP request was sent to HTTPS port"))
     assert one(url, timeout=0.5).symptom == "not-a-server"
     monkeypatch.setattr(servers, "speaks_tls", lambda *_: True)

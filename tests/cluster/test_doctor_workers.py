@@ -146,7 +146,7 @@ def test_a_worker_lost_during_measurement() -> None:
 
 
 def test_a_worker_that_stops_responding_after_its_greeting() -> None:
-    """As if another client used it: it greets, but does not list its devices."""
+    """The worker greets but does not list its devices, as if another client used it."""
 
     def hang(request: Request, _: int) -> None:
         if isinstance(request, DeviceCount):

@@ -56,7 +56,7 @@ def test_encrypted_links_are_refused() -> None:
 
 
 def test_worker_at_returns_only_workers_started_by_the_cluster() -> None:
-    """Also behind a tap; not workers of other machines, and not other services."""
+    """Workers behind a tap are included; workers of other machines and other services are not."""
     services = [
         ServiceState("worker1", "worker", "127.0.0.1:1", log="1.log"),
         ServiceState("worker2", "worker", "10.0.0.2:2"),

@@ -292,7 +292,7 @@ def test_a_drained_server_is_not_restarted(run_fakes: RunFakes) -> None:
 
 
 def test_resume_restarts_a_drained_server(run_fakes: RunFakes) -> None:
-    """Also while it is still draining. Other services are left alone."""
+    """Resuming works while the server is still draining. Other services are left alone."""
 
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)

@@ -51,7 +51,7 @@ def test_a_comment_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("end", [" ", "   ", "\t", "\r", "\u00a0", "\\"])
 @pytest.mark.parametrize("before", ["--mlock", "--flash-attn", "--flash-attn on", "--numa", "--port=9"])
 def test_any_flag_before_the_break(before: str, end: str) -> None:
-    """Also after a flag with an optional value: `--numa \\ # comment`."""
+    """The flag may have an optional value: `--numa \\ # comment`."""
     assert "ended the command" in refused("-m", "x", *before.split(), end)
 
 

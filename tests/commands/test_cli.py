@@ -208,7 +208,7 @@ def test_a_worker_has_rpc_servers_flags_and_defaults(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
 def test_commands_have_llama_cpps_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the first argument (in containers), and as the name of a link to `llamado`."""
+    """The name is the first argument (in containers), or the name of a link to `llamado`."""
     given: list[Any] = []
     monkeypatch.setattr("llamado.rpc.worker.server.run_worker", lambda options: given.append(options) or 7)
     monkeypatch.setattr("llamado.commands.serve.run_serve", lambda flags: given.append(flags) or 8)

@@ -263,7 +263,7 @@ def test_devices_are_listed_as_llama_cpp_lists_them(
 
 
 def test_cards_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As llama.cpp lists them: name, description, and memory in MiB."""
+    """The list has name, description, and memory in MiB, as in llama.cpp."""
     machine = install(monkeypatch, Cards((8192 * MIB, 512 * MIB)))
     assert cli.main(["serve", "--list-devices"]) == 0
     _, here, *rest = capsys.readouterr().out.splitlines()

@@ -186,7 +186,7 @@ def test_ps(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ps_leaves_no_lines_in_logs(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Also without /slots, and without the key of the server."""
+    """This holds for servers without /slots, and without the server's key."""
     caplog.set_level("INFO", "llamado.server")
     for switches in ({"access": AccessRules(api_keys=(b"k",))}, {"slots": False}):
         with serving(**switches) as wire, announce("server", [wire.url]):

@@ -213,7 +213,7 @@ def test_errors_name_the_operation_and_the_tensor(best: CpuDevice) -> None:
 
 
 def test_sources_that_do_not_fit_are_found(best: CpuDevice) -> None:
-    """As a graph from elsewhere may have them: our own builder would not."""
+    """Only graphs of other programs have them; our own builder rejects them."""
     x, y, ids = bound(best, 32, 4), bound(best, 32, 4), bound(best, 4, type=T.I32)
     w = bound(best, 32, 8, type=T.Q8_0)
     for node, sources in (

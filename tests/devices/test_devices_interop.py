@@ -93,7 +93,7 @@ def test_soft_max(peer: RemoteDevice, best: CpuDevice, mask_type: T, max_bias: f
 
 
 def attention_steps(type_k: T, streams: int) -> Made:
-    """As a master without flash attention has it: values are kept transposed."""
+    """Return attention without the fused operation: values are stored transposed."""
     head, heads, heads_kv, cells, n, n_kv = 32, 6, 2, 64, 5, 64
     q, mask = new(head, heads, n, streams), new(n_kv, n, 1, streams)
     k, v = new(head * heads_kv, cells, streams, type=type_k), new(cells, head * heads_kv, streams, type=T.F16)
@@ -134,7 +134,7 @@ def test_flash_attention(peer: RemoteDevice, best: CpuDevice, type: T) -> None:
 
 @pytest.mark.parametrize("type", [T.F16, T.BF16, *BLOCKS], ids=lambda t: t.name)
 def test_stored_rows_have_the_same_bits(peer: RemoteDevice, best: CpuDevice, type: T) -> None:
-    """But where a number lies exactly between two, or a sum decides (IQ4_NL)."""
+    """Rows are equal except for numbers exactly between two levels, and IQ4_NL, where a sum decides."""
 
     def make() -> Made:
         cache, rows, ids = new(96, 40, type=type), new(96, 31), new(31, type=T.I64)

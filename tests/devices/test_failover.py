@@ -106,7 +106,7 @@ def test_missing_memory_is_reported_by_device() -> None:
 
 
 def test_layers_are_placed_in_more_runs_if_memory_needs_it() -> None:
-    """No two of the devices left have room for a run: each takes a part of it."""
+    """The devices that are left have no room for a whole run: each takes a part of it."""
     figures = (cpu(free=150), rpc(0, free=270), rpc(1), rpc(2, free=270))
     before = Placement((1, 2, 2, 2, 3), 3)
     after = replace_lost(model(5, head=10), figures, before, [0, 1, 3])

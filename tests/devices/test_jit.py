@@ -92,7 +92,7 @@ def test_another_system_has_its_own_kernel_cache(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_kernel_cache_keys_include_imported_sources() -> None:
-    """Else a kernel from before its edit would be found in the cache."""
+    """Without them, the cache would return a kernel from before its edit."""
     beyond = imported_beyond(KERNEL_SOURCES, "devices/cpu/jit.py")
     assert beyond <= {PACKAGE / "errors.py", PACKAGE / "devices/__init__.py"}
 
@@ -128,7 +128,7 @@ def filled(c, a, work):
 
 @pytest.mark.parametrize("typed", [True, False])
 def test_editing_a_third_party_kernel_recompiles_it(tmp_path: Path, typed: bool) -> None:
-    """Also one that was typed into an interpreter, which has no file."""
+    """This includes a kernel that was typed into an interpreter and has no file."""
     x, counter = np.zeros(8, np.float32), np.zeros(8, np.int64)
     compiled = []
     for turn, number in enumerate((1.0, 2.0, 2.0)):
@@ -227,7 +227,7 @@ def test_objects_writable_by_others_are_not_loaded(
 
 @needs_other_owners
 def test_a_prepared_folder_in_a_shared_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `/tmp`: `$LLAMADO_CACHE` names it, and `kernels` in it is another's."""
+    """`$LLAMADO_CACHE` is a shared directory such as /tmp, in which `kernels` belongs to another user."""
     tmp_path.chmod(0o1777)
     (tmp_path / "kernels").mkdir()
     os.chown(tmp_path / "kernels", 4711, 4711)

@@ -63,7 +63,7 @@ def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_products_with_codebooks(name: str, type: T) -> None:
-    """Also as bits: a column alone and among many."""
+    """Products are right, and a column has the same bits alone and among many."""
     device, n, rows, columns = CpuDevice(2, jit=jit_for(name)), 512, 19, 29
     raw, x = weight_bytes(type, n, rows), values(n, columns, seed=1)
     found = multiply(device, type, raw, n, x)
@@ -119,7 +119,7 @@ def test_heads_share_keys_and_may_be_permuted(device: CpuDevice, type: T) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("type", [T.Q4_0, T.Q8_0, T.Q4_K], ids=ids)
 def test_a_matrix_for_each_head(device: CpuDevice, type: T) -> None:
-    """As bits what each matrix gives alone, in any order of dimensions, and where heads share one."""
+    """The bits are those of each matrix alone, in any order of dimensions, and if heads share a matrix."""
     n, rows, n_matrices = 256, 21, 5
     data = weight_bytes(type, n, rows * n_matrices)
     for columns, per_matrix in ((1, 1), (2, 1), (3, 2), (12, 1), (80, 1)):

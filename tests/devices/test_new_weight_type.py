@@ -27,7 +27,7 @@ BLOCK = np.dtype([("unused", "u1"), ("nibbles", "u1", 16), ("also unused", "u1",
 
 
 class MadeUp(Blocks32):
-    """As Q4_0, but the scale comes last, and bytes that mean nothing stand between."""
+    """Weight type like Q4_0 with the scale at the end, behind unused bytes."""
 
     peak, zero_shift = 15, 3
 

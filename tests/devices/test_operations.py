@@ -85,7 +85,7 @@ def test_soft_max_of_a_row_does_not_depend_on_other_rows_or_masked_length(teams:
 
 
 def attention_steps(type_k: T, type_v: T, n: int, n_kv: int, streams: int = 1) -> Case:
-    """As a master without flash attention has it: values are kept transposed, one element to a row."""
+    """Return attention without the fused operation: values are stored transposed, one element to a row."""
     head, heads, heads_kv, cells = 32, 6, 2, 64
     q, mask = new(head, heads, n, streams), new(n_kv, n, 1, streams)
     k = new(head * heads_kv, cells, streams, type=type_k)

@@ -208,7 +208,7 @@ def test_weights_that_do_not_stay_are_released_after_use(tmp_path: Path, n_token
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_every_weight_is_prefetched_once_one_window_ahead(tmp_path: Path, n_tokens: int, share: float) -> None:
-    """Also those of the next run's beginning, by the end of this one."""
+    """The end of a run prefetches the first weights of the next one."""
     model, window = Model(tmp_path / "model"), 400_000
     bench = Bench(model, int(share * model.size), window)
     order = {data.ctypes.data: i for i, (_, data) in enumerate(model.bytes)}

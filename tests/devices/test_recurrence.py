@@ -24,7 +24,7 @@ def run(result: Tensor, data: dict[Tensor, Any], device: CpuDevice) -> Array:
 @pytest.mark.slow
 @pytest.mark.parametrize("lowering", EACH_LOWERING)
 def test_the_reference_computes_the_same(lowering: str) -> None:
-    """And every instruction set the same bits."""
+    """Every instruction set gives the same bits."""
     device, plain = CpuDevice(2, jit=jit_for(lowering)), CpuDevice(1, jit=jit_for("portable"))
     for name, make in KINDS.items():
         result, data = make()
@@ -110,7 +110,7 @@ def test_states_are_read_and_kept_where_they_lie(best: CpuDevice, kind: str) -> 
 
 
 def test_states_that_change_before_they_are_needed_are_copied(best: CpuDevice) -> None:
-    """No other write to a memory comes between choosing a state and continuing from it."""
+    """A state is chosen and continued from without another write to the memory in between."""
     whole, _ = remembered("delta", copied=False)
     right = whole.run(best)["out"].tobytes()
     for cleared_before in (True, False):

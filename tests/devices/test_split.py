@@ -81,7 +81,7 @@ def test_parts_share_no_tensor_and_lose_no_operation(tmp_path: Path) -> None:
 
 
 def test_weights_inside_a_layer_may_lie_elsewhere(tmp_path: Path) -> None:
-    """As --override-tensor 'ffn_(up|gate|down)=CPU' has it."""
+    """The overrides are those of --override-tensor 'ffn_(up|gate|down)=CPU'."""
     path = make_llama(tmp_path / "m.gguf", n_layer=2)
     base = by_layers(0)
     parts = cut(path, lambda name, node: 0 if ".ffn_" in name and "norm" not in name else base(name, node),

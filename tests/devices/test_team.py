@@ -63,7 +63,7 @@ def test_present_threads_do_the_work_of_absent_ones(n_threads: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 17])
 def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
-    """Also more threads than cores, and programs that want fewer threads than the team has."""
+    """This includes more threads than cores, and programs that use fewer threads than the team has."""
     device, one = CpuDevice(n, jit=jit_for("portable")), case()
     expected = one.run(device)["y"].tobytes()
     compiled = device.prepare(one.graph)

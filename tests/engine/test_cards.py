@@ -262,7 +262,7 @@ def test_a_card_that_is_lost_and_works_again(path: Path, right: list[int], cards
 def test_layers_of_a_lost_card_move_and_come_back(
     path: Path, right: list[int], cards: Callable[..., Cards], caplog: pytest.LogCaptureFixture, n_cards: int
 ) -> None:
-    """No flag is needed: there is no other machine to wait for."""
+    """Layers move without a flag, because there is no other machine to wait for."""
     caplog.set_level("INFO", "llamado")
     machine = cards(*[1 << 30] * n_cards)
     with LoadedModel.load(path, options()) as llama:

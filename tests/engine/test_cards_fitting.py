@@ -57,7 +57,7 @@ def test_everything_fits(file: GGUFFile) -> None:
 
 
 def test_an_automatic_context_gives_way_before_layers_do(file: GGUFFile) -> None:
-    """As in llama.cpp: the context is reduced to what the card has room for beside the whole model."""
+    """The context is reduced to the card's room beside the whole model, as in llama.cpp."""
     free = need(file, 20224)
     found = fitted(file, free, wanted())
     assert layers_of(found) == [1] * 5 and found.n_cells == 20224

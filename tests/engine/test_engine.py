@@ -99,7 +99,7 @@ def test_result_and_events(make: Make) -> None:
 
 
 def test_progress_of_a_partly_cached_prompt(make: Make) -> None:
-    """As llama-server's: the first event counts cached tokens as processed; timings are only sent on request."""
+    """The first event counts cached tokens as processed, and timings are sent on request only, as by llama-server."""
     engine, _ = make(max_batch=8)
     prompt = list(range(1, 21))
     ask(engine, req(prompt, 1))
@@ -656,7 +656,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_snapshot_shows_the_end_of_a_request_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while other requests run, whose lengths are published only now and then."""
+    """The end is visible even while other requests run, whose lengths are published at intervals."""
     monkeypatch.setattr("llamado.engine.engine._PUBLISH_SECONDS", 1e9)
     engine, _ = make(n_slots=2, max_batch=64)
     seen: list[int] = []

@@ -218,7 +218,7 @@ def test_slots_divide_the_fitted_context(file: GGUFFile) -> None:
 
 
 def test_fit_gives_each_slot_the_training_context(file: GGUFFile) -> None:
-    """As in llama.cpp: with --fit, each slot gets the training context by default; without it, all slots share one."""
+    """With --fit, each slot gets the training context by default; without it, all slots share one, as in llama.cpp."""
     model, divided = load_model(file), wanted(n_slots=4, unified=False)
     found = fit(file, model, divided, [here(1 << 40)], None)
     assert (found.n_ctx_slot, found.n_cells, found.notes) == (TRAINED, 4 * TRAINED, ())

@@ -111,7 +111,7 @@ def test_masked_chain_equals_reference(case: dict[str, Any], n_vocab: int) -> No
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())[:60] or "default")
 def test_ways_of_applying_a_mask_are_equivalent(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a list of tokens, on the most likely tokens alone, or on the whole row: the same candidates and token."""
+    """A list of tokens, the most likely tokens alone, and the whole row give the same candidates and token."""
     rng = np.random.default_rng(7)
     n_vocab = 2500
     row = (rng.standard_normal(n_vocab) * 3).astype(np.float32)

@@ -118,7 +118,7 @@ def test_dry_window_moves_with_a_long_answer(last_n: int) -> None:
 
 
 def test_breakers_are_truncated_as_in_llama_cpp() -> None:
-    """As in llama.cpp, 40 bytes of a breaker count, whole characters of them, and 20 tokens after its first."""
+    """Of a breaker, 40 bytes count in whole characters, and 20 tokens after its first."""
     words = Words(["q", "x", "é"])
     breakers = Breakers(["q" + "x" * 60, "x" + "é" * 30], words)
     assert breakers.tails(0) == {20: {(1,) * 20}}

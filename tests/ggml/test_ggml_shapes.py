@@ -109,7 +109,7 @@ def test_every_rule_has_an_example() -> None:
 
 @pytest.mark.parametrize("op", NODES, ids=lambda op: op.name)
 def test_what_is_built_is_what_is_checked(op: Op) -> None:
-    """And any other shape or type of the result, or one source less, is not."""
+    """The check accepts the built result, and rejects other shapes, other types, and a missing source."""
     node = NODES[op]()
     assert node.op is op
     check_result(node)

@@ -262,7 +262,7 @@ def test_hub_projector(hub_site: loopback.Site, tmp_path: Path) -> None:
     ],
 )
 def test_projector_beside_a_model(model: str, files: list[str], found: str | None) -> None:
-    """As in llama.cpp: the nearest folder, then the closest number of bits, then the first."""
+    """The nearest folder wins, then the closest number of bits, then the first, as in llama.cpp."""
     assert best_projector(files, model) == found
 
 

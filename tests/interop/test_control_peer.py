@@ -65,7 +65,7 @@ def test_equals_llama_cpp(peer_bin: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["graniteswitch", "hrm_text"])
 def test_layers_have_the_real_ones_numbers(peer_bin: Path, tmp_path: Path, name: str) -> None:
-    """Also where what is gone through is not what the file has."""
+    """The numbers agree even if layers are visited in another order than they have in the file."""
     model = make(TINY[name], tmp_path / "m.gguf")
     vector = make_control(tmp_path / "a.gguf", TINY[name].n_embd, (1,), size=0.6)
     text = tmp_path / "text.txt"

@@ -357,7 +357,7 @@ def chance(*comparisons: Comparison) -> float:
 
 
 def assert_close(comparison: Comparison, itself: Comparison, slack: float) -> None:
-    """As `test_parity` has it for quantized weights."""
+    """Assert that a comparison is as close as `test_parity` requires for quantized weights."""
     assert comparison.mean_difference <= max(MEAN_DIFFERENCE, 1.25 * itself.mean_difference)
     assert comparison.agreement >= min(AGREEMENT, itself.agreement - slack), comparison.disagreements
 

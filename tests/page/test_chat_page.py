@@ -324,7 +324,7 @@ def test_the_list_of_chats_stays_hidden_after_a_reload(chat: Page) -> None:
 
 
 def test_every_parameter_can_be_found_and_set(chat: Page, engine: ScriptedEngine) -> None:
-    """Also those without a default."""
+    """The list includes parameters without a default."""
     chat.get_by_role("button", name="Settings").click()
     find = chat.get_by_label("Find a parameter")
     for name, typed, sent in (

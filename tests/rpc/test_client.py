@@ -443,7 +443,7 @@ def test_a_known_graph_is_sent_by_name(version: tuple[int, int, int], commands: 
 
 
 def test_a_freed_buffer_makes_a_worker_forget_all_graphs() -> None:
-    """Also graphs of its other devices, and after a buffer that was allocated in vain."""
+    """This includes graphs of its other devices, and a buffer whose allocation failed."""
     with ScriptedWorker(devices=2) as worker:
         one, two = connect(worker.endpoint)
         graph, tensors = sums(4)

@@ -32,7 +32,7 @@ from llamado.rpc.worker.server import Worker
 
 N_CTX = 2048
 SPLIT = SplitOptions(tensor_split=(1.0,), request_wait=120.0)
-"""No worker at first; this machine has one part, and so has each worker that joins."""
+"""Start without workers. This machine has one part of the layers, and so has each worker that joins."""
 
 
 @pytest.fixture(scope="module")

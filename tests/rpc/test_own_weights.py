@@ -161,7 +161,7 @@ def test_a_changed_weight_is_sent(device: CpuDevice, model: Path, theirs: Path, 
 def test_a_file_that_has_changed_is_hashed_again(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], how: str
 ) -> None:
-    """Also with the same size and modification time."""
+    """The file is hashed again even if it has the same size and modification time."""
     path = theirs / "model.gguf"
     path.write_bytes(model.read_bytes())
     files = OwnFiles([theirs])
@@ -195,7 +195,7 @@ def test_a_file_that_has_changed_is_hashed_again(
 
 @pytest.mark.slow
 def test_a_client_needs_the_hash_of_the_bytes(device: CpuDevice, model: Path, theirs: Path) -> None:
-    """Neither a name alone, nor another hash or size, nor a path outside the folders gives any bytes."""
+    """A name alone, another hash or size, and a path outside the folders give no bytes."""
     (theirs / "model.gguf").write_bytes(model.read_bytes())
     (theirs / "notes.txt").write_bytes(model.read_bytes())
     with GGUFFile.open(model) as file:

@@ -474,7 +474,7 @@ def test_our_client_counts_as_the_worker_does(protocol: wire.Protocol) -> None:
 
 
 def test_a_worker_that_lost_a_graph_is_lost(described: tuple[Translator, RemoteDevice]) -> None:
-    """As if the client counted differently."""
+    """The client names a graph that the worker does not have."""
     stand_in, remote = described
     _, made = scaled(remote, 1)
     remote.submit(made[0])

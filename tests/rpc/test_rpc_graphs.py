@@ -118,7 +118,7 @@ def test_sources_of_the_last_node_keep_their_place() -> None:
 
 
 def test_overlapping_activations_keep_their_places() -> None:
-    """Not a plan of ggml's: elsewhere they would need more memory than the client has."""
+    """Separate places would need more memory than the client has, so ggml's planner is not used."""
     a = g.new_tensor(T.F32, 64, 4, name="a")
     graph = Graph()
     parts = [g.scale(a, float(i)) for i in range(8)]

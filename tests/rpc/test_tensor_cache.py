@@ -202,7 +202,7 @@ def test_unknown_hash(cache: TensorCache, shared: SharedDevice) -> None:
 def test_a_corrupt_entry_is_dropped(
     cache: TensorCache, shared: SharedDevice, damage: str, fresh: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if the file is damaged after this process has checked it."""
+    """This includes a file that is damaged after this process has checked it."""
     data = noise(5000)
     hash = kept(cache, shared, data)
     assert load(cache, shared, hash, 5000) == data

@@ -188,7 +188,7 @@ def test_clear_memset_copy_init(client: Client) -> None:
 
 
 def test_alloc_size(client: Client) -> None:
-    """As on ggml's CPU: the bytes of the tensor."""
+    """The size is that of the tensor's bytes, as on ggml's CPU."""
     tensor = wire.WireTensor(1, int(T.Q4_1), 0, (576, 10, 1, 1), (20, 360, 3600, 3600), 0)
     assert client.number(wire.GetAllocSize(0, tensor, (NOTHING,) * 10)) == 3600
 
@@ -320,7 +320,7 @@ def test_changed_inputs_count_in_the_next_run(
 def test_a_freed_buffer_drops_its_graphs(
     client: Client, device: CpuDevice, freed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the graph's name nor its bytes bring it back; other graphs stay."""
+    """The graph cannot be run again by its name or its bytes. Other graphs stay."""
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         sum, one = Sum(client), Rotation(client)
         sum.write(1, 2)
@@ -359,7 +359,7 @@ def test_the_last_graph_is_forgotten_with_its_memory(
 
 
 def test_a_client_that_replaces_its_buffers(client: Client) -> None:
-    """As llama.cpp does when its context grows."""
+    """llama.cpp replaces its buffers when its context grows."""
     for i in range(3):
         sum = Sum(client)
         sum.write(i, 2)
@@ -507,7 +507,7 @@ def test_a_client_lost_in_the_middle_of_a_tensor_frees_its_memory(worker: Worker
 
 
 def test_memory_of_lost_clients_is_returned_to_the_system(worker: Worker, device: CpuDevice) -> None:
-    """Not only counted as free: cached code must not keep the pages."""
+    """The pages themselves are returned: cached code must not keep them."""
     client = Client(worker)
     sum = Sum(client)
     sum.compute()
@@ -688,7 +688,7 @@ def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
 def test_silent_clients_are_closed(
     worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that sends a byte now and then."""
+    """Sending a byte now and then does not keep a connection open."""
     monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.sock.sendall(wire.write_request(wire.Hello())[:5])
@@ -898,7 +898,7 @@ def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: P
 def test_other_bytes_of_the_same_hash_replace_nothing(
     cached: Callable[[], AbstractContextManager[Worker]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither in the process that has checked the genuine ones, nor in another one."""
+    """This holds in the process that has checked the genuine bytes, and in another one."""
     assert fnv1a(np.frombuffer(FORGED, np.uint8)) == fnv1a(np.frombuffer(GENUINE, np.uint8))
     with cached() as worker, Client(worker) as client, Client(worker) as other:
         upload(worker, client, GENUINE)

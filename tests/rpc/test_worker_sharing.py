@@ -128,7 +128,7 @@ def test_working_memory_is_released(device: CpuDevice, way: str) -> None:
 
 
 def test_working_memory_is_released_among_busy_clients(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the turn passes from one client to the next without a pause."""
+    """Memory is released even if turns pass from client to client without a pause."""
     runs, go = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
     original, numbers = device.submit, iter(range(2))
 
@@ -162,7 +162,7 @@ def test_working_memory_is_released_among_busy_clients(device: CpuDevice, monkey
 
 
 def test_working_memory_of_a_replaced_graph_is_released(device: CpuDevice) -> None:
-    """Also of a graph that has left the session's cache and was only the last one."""
+    """Memory is released even if the session's cache no longer has the graph."""
     with running(device, mem=256 * MIB) as worker, Client(worker) as client:
         mine = DoubledTensor(client)
         assert mine.is_right()
@@ -240,7 +240,7 @@ class Product:
 
 @pytest.mark.slow
 def test_the_graph_of_a_lost_client_is_abandoned(device: CpuDevice) -> None:
-    """Also that of one that waits for its turn; all their memory is freed."""
+    """The graph is abandoned even if it still waits for its turn, and all memory of the client is freed."""
     with running(device) as worker, Client(worker) as other:
         mine = DoubledTensor(other)
         (shared,) = worker.state.devices
@@ -412,7 +412,7 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
 
 
 def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even with buffers."""
+    """Connections of one network are limited even if they hold buffers."""
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
@@ -439,7 +439,7 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None:
-    """As llama-server does at its start, four times on a worker that is nearly full."""
+    """llama-server connects like this when it starts; here it does so four times on a nearly full worker."""
     with running(device) as worker:
         strangers = [Client(worker) for _ in range(90)]
         kept = []

@@ -139,7 +139,7 @@ def test_invalid_constraints_are_a_400(source: str, path: str, body: dict[str, A
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1e400"])
 def test_numbers_outside_of_json_are_a_400(number: str) -> None:
-    """As the type or the token of a trigger."""
+    """The type and the token of a grammar trigger are integers of JSON."""
     body = '{"prompt":"x","grammar":"root ::= \\"a\\"","grammar_triggers":[{"type":%s,"value":"a","token":%s}]}'
 
     async def work() -> int:

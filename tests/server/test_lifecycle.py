@@ -289,7 +289,7 @@ async def test_one_wake_up_for_many_events() -> None:
 
 
 async def test_flush_waits_a_moment_for_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not longer, if the loop is busy."""
+    """The wait does not get longer if the loop is busy."""
     waiting, delivered = threading.Event(), []
 
     from llamado.engine.request import Token

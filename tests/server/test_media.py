@@ -226,7 +226,7 @@ def test_rendering_shows_the_servers_marker() -> None:
 
 
 def test_embeddings_and_infill_take_no_pictures() -> None:
-    """As in llama-server: `/infill` reads text, and this server's embeddings do, too."""
+    """Both endpoints read text only; `/infill` of llama-server does, too."""
     body = {"input_prefix": {"prompt_string": "x", "multimodal_data": [base64_of(PICTURE)]}, "input_suffix": ""}
     assert "type must be" in refusal("/infill", body)
 

@@ -65,7 +65,7 @@ async def test_null_is_absent(path: str, body: dict[str, Any]) -> None:
 
 
 async def test_the_bodies_are_valid() -> None:
-    """Otherwise another error would hide the effect of null."""
+    """An invalid body would hide the effect of null behind another error."""
     async with client() as http:
         for path, body in (
             ("/v1/chat/completions", CHAT),

@@ -437,7 +437,7 @@ def test_monitoring_does_not_wake_the_model(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/slots", "/lora-adapters"])
 def test_other_get_requests_wake_the_model(path: str) -> None:
-    """As in llama-server."""
+    """llama-server wakes its model for them, too."""
     assert woken("GET", path)
     assert woken("POST", "/props")
 

@@ -62,7 +62,7 @@ def test_the_bytes_are_the_same(path: str, written: list[bool], monkeypatch: pyt
 
 
 def test_an_error_while_writing_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the task: the connection closes, and the request is cancelled."""
+    """The connection closes and the request is canceled, as for an error in the response's own task."""
     write, n = NativeFormat.token, 0
 
     def fails(self: NativeFormat, index: int, event: Any) -> bytes:

@@ -30,7 +30,7 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def steps(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
-    """As `calls`; the way of merging that takes the square of a word's length counts as that."""
+    """Count steps like `calls`. Quadratic merging counts as the square of a word's length."""
     short, squares = merging.merge_short, 0
 
     def counted(text: str, cost: merging.Cost) -> list[str]:

@@ -41,7 +41,7 @@ def test_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({name or "default" for name in PRE_TOKENIZERS}))
 def test_properties_tied_to_a_pre_tokenizer_name(name: str, tmp_path: Path) -> None:
-    """As the real llama.cpp has it for the same file."""
+    """The expected properties are those that llama.cpp has for the same file."""
     with GGUFFile.open(peer_words.flag_file(tmp_path, name)) as file:
         tokenizer = load_tokenizer(file.metadata)
     holds = {

@@ -92,7 +92,7 @@ def test_parameters_that_are_no_object_are_named(name: str, parameters: Any) -> 
 
 
 def test_lengths_beyond_all_answers_are_no_limits() -> None:
-    """As generators of schemas write them."""
+    """Schema generators write such lengths to say that there is no limit."""
     vocabulary = Vocabulary(bytes_tokenizer())
     long = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1.0, "maxLength": 2**63 - 1}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": long}}

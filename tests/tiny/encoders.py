@@ -18,7 +18,7 @@ KEYS: dict[str, Any] = {
     "pooling_type": 1,
     "tokenizer.ggml.token_type_count": 2,
 }
-"""As many KV heads as query heads; vectors are pooled by their mean."""
+"""Hyperparameters: each query head has a KV head, and vectors are pooled by their mean."""
 EMBEDDING: dict[str, Shape | None] = {
     "token_types.weight": (N_EMBD, 2),
     "token_embd_norm.weight": N_EMBD,

@@ -297,7 +297,7 @@ def test_tiles_have_no_races(cpu: CpuDevice, watched: CudaDevice, type: T, n_kv:
 @pytest.mark.full
 @pytest.mark.usefixtures("many")
 def test_a_block_of_threads_takes_several_tiles(cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no races, even if the bitmaps of visible blocks come in parts."""
+    """Blocks of threads do not race, even if the bitmaps of visible blocks come in parts."""
     monkeypatch.setattr("llamado.devices.cuda.compile.attend._TILES_PER_PROCESSOR", 0)
     monkeypatch.setattr("llamado.devices.cuda.kernels.attention.tiles._WORDS", 2)
     n_kv, card = 4200, fake_device(watched=True, total_bytes=8 << 20)

@@ -162,7 +162,7 @@ def test_graphs(card: Card, transfers: Transfers, kernel: Function, chained: boo
 
 
 def test_other_threads_work_during_a_capture(card: Card, transfers: Transfers, kernel: Function) -> None:
-    """As `place` and reads do while a graph is captured."""
+    """`place` and reads run in other threads while a graph is captured."""
     buffer = CudaBuffer(card, 1024)
     failures: list[BaseException] = []
 

@@ -230,6 +230,6 @@ def test_errors_of_the_drivers_compiler_have_its_log(card: Card, tmp_path: Path)
 
 @pytest.mark.slow
 def test_kernel_cache_keys_include_imported_sources() -> None:
-    """Else a kernel from before its edit would be found in the cache."""
+    """Without them, the cache would return a kernel from before its edit."""
     allowed = {"errors.py", "devices/__init__.py", "devices/compile/program.py"}  # exceptions, and a base class
     assert imported_beyond(KERNEL_SOURCES, "devices/cuda/jit.py") <= {PACKAGE / name for name in allowed}

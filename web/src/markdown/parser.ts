@@ -20,7 +20,7 @@ function createParser(): MarkdownIt {
       if (token.type === "inline" && token.content.length > MAX_PARAGRAPH) token.type = "long";
     }
   });
-  // Neither are cells of a large table, which would be parsed again with every frame.
+  // Cells of a large table are not parsed either, because they would be parsed again with every frame.
   md.block.ruler.before("table", "long_table", (state, first, last, silent) => {
     if (first + 2 > last || !isBelowHead(line(state, first + 1))) return false;
     let end = first;
