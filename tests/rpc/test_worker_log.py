@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from llamado.loglines import LINES_A_MINUTE, LineLimit
 from llamado.rpc import wire
 from llamado.rpc.worker import activity
 from llamado.rpc.worker.activity import WorkDone, WorkLog, tokens_of
+from llamado.rpc.worker.server import Worker, WorkerOptions, log
 
 N_TOKENS = 3
 
@@ -149,7 +151,7 @@ def test_the_work_of_all_clients_is_logged_every_half_minute() -> None:
 
 
 def test_tokens_of_graphs() -> None:
-    """The columns of the first product with weights; also of experts."""
+    """A graph has as many tokens as its first product with weights, or with experts, has columns."""
     experts, x = g.new_tensor(T.F32, 32, 8, 4), g.new_tensor(T.F32, 32, 1, 7)
     chosen = g.new_tensor(T.I32, 2, 7)
     graph = Graph()
@@ -157,13 +159,27 @@ def test_tokens_of_graphs() -> None:
     assert tokens_of(graph) == 7 and tokens_of(Graph()) == 0
 
 
-def test_bad_connections_write_few_lines(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_connections_write_few_lines(
+    device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamado.loglines.time", SimpleNamespace(monotonic=lambda: 0.0))
     with running(device) as worker:
         for _ in range(3 * LINES_A_MINUTE):
             with Client(worker, greet=False) as client:
                 client.sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 assert not client.sock.recv(1)
     assert caplog.text.count("connection closed") == LINES_A_MINUTE
+
+
+def test_only_a_serving_worker_limits_the_lines_of_the_log(device: CpuDevice) -> None:
+    """Workers of one process share a logger; one that never serves must leave it alone."""
+    before = list(log.filters)
+    idle = Worker([device], WorkerOptions(port=0))
+    assert log.filters == before
+    idle.close()
+    with running(device):
+        pass
+    assert log.filters == before
 
 
 def test_suppressed_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,6 @@ class Worker:
         self._done = WorkDone()  # of clients that have left
         self._work_log = WorkLog()
         self._line_limit = LineLimit()
-        if not self.state.is_debugging:
-            log.addFilter(self._line_limit)
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
 
@@ -171,6 +169,8 @@ class Worker:
 
     def serve(self) -> None:
         """Serve clients until `stop`; then wait for running graphs and close everything."""
+        if not self.state.is_debugging:
+            log.addFilter(self._line_limit)
         try:
             while not self.state.is_stopping:
                 self._wait()
