@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,9 @@ from browsing import serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-# tests/page/run.sh installs playwright; without it these tests are not collected.
-collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
+# tests/page/run.sh installs playwright; without it the tests that need a browser are not collected.
+_needing_browser = [path for path in Path(__file__).parent.glob("test_*.py") if "mark.browser" in path.read_text()]
+collect_ignore = [] if find_spec("playwright") else _needing_browser
 CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 

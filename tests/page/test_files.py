@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
+import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from llamado.page.files import page_paths, page_routes
+from llamado.page.files import page_paths, page_response, page_routes
 
 client = TestClient(Starlette(routes=list(page_routes())))
 
@@ -46,6 +48,15 @@ def test_files_are_cached_and_compressed() -> None:
     assert {plain.headers["vary"], start.headers["vary"]} == {"Accept, Accept-Encoding"}
     again = client.get("/", headers={"if-none-match": start.headers["etag"]})
     assert again.status_code == 304 and again.content == b""
+    for name in ("etag", "cache-control", "vary", "content-security-policy"):
+        assert again.headers[name] == start.headers[name], name
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "text/html,application/xml;q=0.9"])
+def test_only_clients_that_ask_for_other_types_do_not_get_the_page(accept: str | None) -> None:
+    headers = {} if accept is None else {"accept": accept}
+    assert b"<html" in asyncio.run(page_response("/", headers)).body
+    assert asyncio.run(page_response("/", {"accept": "application/json"})).body == b"Ollama is running"
 
 
 def test_only_assets_are_immutable() -> None:
