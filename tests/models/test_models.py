@@ -261,6 +261,35 @@ def test_gemma3_accepts_ollama_s_names_of_the_rope_bases(tmp_path: Path) -> None
     assert (hp.rope.freq_base, hp.rope_swa.freq_base) == (1e6, 5000.0)
 
 
+def test_granite_s_layers_name_the_parts_of_embeddings_that_are_added(tmp_path: Path) -> None:
+    """Part 0 is the embedding itself, so the last of two further parts is number 2."""
+    path, key = make(TINY["granite"], tmp_path / "m.gguf"), "granite.deepstack_mapping"
+    model = load_changed(path, {key: np.array([-1, 2, -1, 1], np.int32)})
+    assert (model.n_deepstack, model.deepstack) == (2, {1: 2, 3: 1})
+    with pytest.raises(InvalidModel, match=f"'{key}' is .*; numbers up to 2 are expected"):
+        load_changed(path, {key: np.array([-1, 3, -1, 1], np.int32)})
+
+
+def test_cohere_2_s_mixtures_with_full_attention_have_no_positions(tmp_path: Path) -> None:
+    """Only dense layers, here the first, rotate queries and keys that attend to everything."""
+    full = {"cohere2moe.attention.sliding_window_pattern": np.zeros(3, np.bool_)}
+    assert len(ropes(load_changed(make(TINY["cohere2moe"], tmp_path / "m.gguf"), full))) == 2
+
+
+def test_olmo_3_extends_the_context_of_layers_without_a_window_only(tmp_path: Path) -> None:
+    factor = {"olmo2.rope.scaling.attn_factor": 1.25}
+    model = load_changed(make(TINY["olmo2-windows"], tmp_path / "m.gguf"), factor)
+    assert [model.hparams.is_swa(i) for i in range(5)] == [True, True, True, False, True]
+    window, whole = (1.0, 0.0, 1.0), (0.25, 1.0, 1.25)
+    assert [rope[6:9] for rope in ropes(model)] == [window] * 6 + [whole] * 2 + [window] * 2
+
+
+def test_smallthinker_ignores_the_file_s_scale_of_expert_weights(tmp_path: Path) -> None:
+    keys = {"smallthinker.expert_weights_scale": 2.5, "smallthinker.expert_weights_norm": False}
+    experts = load_changed(make(TINY["smallthinker"], tmp_path / "m.gguf"), keys).hparams.experts
+    assert experts is not None and (experts.scale, experts.normalized) == (1.0, True)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -460,3 +489,11 @@ def test_pairs_of_a_fourth_position_do_not_rotate_in_text(tmp_path: Path) -> Non
     assert rope.mode is RopeMode.NEOX and rope.n_dims == 32
     assert rope.fixed_pairs == (6, 7, 14, 15)  # the sections repeat
     assert rope.sections is not None and rope.sections.lengths == (2, 3, 1, 2)
+
+
+@pytest.mark.parametrize("wish", [0.0, 0.25])
+def test_the_user_overrides_the_yarn_keys_of_grok(tmp_path: Path, wish: float) -> None:
+    """0 turns YaRN off; it is not the same as no wish."""
+    path = make(TINY["grok-two"], tmp_path / "m.gguf")
+    assert load(path).hparams.rope.ext_factor == pytest.approx(0.7)
+    assert load(path, RopeOptions(ext_factor=wish)).hparams.rope.ext_factor == wish

@@ -101,6 +101,18 @@ def test_the_user_limits_tokens(tmp_path: Path) -> None:
     assert chunk_of(encoder_of(GEMMA4UV, tmp_path, min_tokens=1000), picture).n_tokens == 1024
 
 
+def test_both_limits_of_pixels_replace_those_of_kimi_k25(tmp_path: Path) -> None:
+    picture = media(200, 200)
+    for keys, n_tokens in (
+        ({}, 625),
+        ({"image_max_pixels": 4096}, 625),
+        ({"image_min_pixels": 64}, 625),
+        ({"image_min_pixels": 64, "image_max_pixels": 4096}, 64),
+    ):
+        tiny = replace(KIMIK25, keys={**KIMIK25.keys, **keys})
+        assert chunk_of(encoder_of(tiny, tmp_path), picture).n_tokens == n_tokens, keys
+
+
 # --- DeepSeek V4 ------------------------------------------------------------------------------------------------------
 
 
