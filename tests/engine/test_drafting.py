@@ -137,6 +137,9 @@ def test_ngram_cache_proposes_from_history_and_files(tmp_path: Path) -> None:
     assert read_lookup_cache(path) == {(7, 8): {9: 3, 4: 1}, (8, 9): {5: 1}}
     assert proposed(NgramCache(static=str(path)), [1, 7, 8]) == [9]
     assert proposed(NgramCache(dynamic=str(path)), [1, 7, 8]) == [9]
+    for followed, draft in (({9: 2, 4: 1}, [9]), ({9: 2}, [])):  # after two tokens, three occurrences of any are enough
+        np.array(entry([7, 8], followed), "<i4").tofile(path)
+        assert proposed(NgramCache(dynamic=str(path)), [1, 7, 8]) == draft
     for data in (b"abc" * 11, np.array([7, 8, -1, -1, 0], "<i4").tobytes()):
         path.write_bytes(data)
         with pytest.raises(EngineError, match="not a lookup cache"):
@@ -157,6 +160,15 @@ def test_acceptance_rates_are_learned_by_mark() -> None:
     assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
     assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence starts with the common rates
     assert list(one.all_accepted([2, 2], 0.5)) == [0.25, 0.125]
+
+
+def test_rates_of_a_sequence_follow_its_text_faster_than_the_common_ones() -> None:
+    common = AcceptanceRates(lambda mark: 0.5)
+    one = AcceptanceRates(common)
+    for n, right in ((200, True), (20, False)):
+        for _ in range(n):
+            one.note(1, right)
+    assert one.of(1) < 0.5 < 0.8 < common.of(1)
 
 
 def test_draft_tokens_are_verified_in_order() -> None:

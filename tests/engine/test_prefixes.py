@@ -114,3 +114,30 @@ def test_sequence_held_by_another_slot_is_not_stored(sequences: SequenceCache, s
         fill(sequences, slot, 150, used=150)
     sequences._store(slots[0])
     assert kept(sequences) == []
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> SequenceCache:
+    """Return the sequences of two idle slots, which take all cells, and of a third slot whose leader is the first."""
+    monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
+    slots, options = [Slot(i, 1024) for i in range(3)], EngineOptions(cache_ram=-1)
+    forward = FakeForward(256)
+    full = SequenceCache(
+        forward, Queue(slots, options.max_queue), Statistics(), options, np.empty(0, np.int32), lambda lost: None
+    )
+    for slot in slots[:2]:
+        fill(full, slot, 120, used=120)
+    slots[1].tokens[:120] = PROMPT[80:]
+    slots[2].begin(task(5), PROMPT)
+    full._find_leader(slots[2], PROMPT, (), 5, MIN_SHARED - 1, 0)
+    assert slots[2].leader is not None and slots[2].leader[0] is slots[0]
+    return full
+
+
+def test_an_idle_leader_keeps_its_cells_as_long_as_another_slot_has_some(full: SequenceCache) -> None:
+    """Even if it is the least recently used one."""
+    first, second, third = full.slots
+    first.t_last_used, second.t_last_used = 1.0, 2.0
+    assert full.make_room(third)
+    assert first.handle is not None and second.handle is None
+    assert third.used >= MIN_SHARED

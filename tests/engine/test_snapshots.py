@@ -147,6 +147,14 @@ def test_checkpoints_use_at_most_half_of_the_memory() -> None:
     assert other.make_room(200) and sorted(one.tails) == [60, 100] and store.reserved == 240
 
 
+def test_sequences_get_only_the_memory_that_checkpoints_leave() -> None:
+    store = PromptStore(1000, 1, 64)
+    assert store.reserve(400)
+    for n, n_bytes in ((150, 0), (100, 500)):  # 150 tokens would take 750 bytes
+        assert store.put(np.arange(n, dtype=np.int32), lambda start, n: np.zeros(n, np.uint8)) == (n_bytes > 0)
+        assert store.nbytes == n_bytes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 4])
 def test_few_checkpoints_do_not_change_answers(layers: Layers, plain: Plain, most: int) -> None:
