@@ -646,3 +646,31 @@ def test_a_server_gets_addresses_that_changed_while_it_waited_for_a_node(
         assert set(sent) == {("s", None, "127.0.0.1:3"), ("s", "127.0.0.1:2", "127.0.0.1:4")}
 
     asyncio.run(main())
+
+
+def test_an_address_is_not_sent_again_after_the_service_has_moved_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    worker = Service(name="a", role=ServiceRole.WORKER, host="127.0.0.1", port=1)
+    server = Service(
+        name="s", role=ServiceRole.SERVER, host="127.0.0.1", port=9, command=("serve", AddressFlag("--rpc", ("a",)))
+    )
+    monkeypatch.setattr("llamado.cluster.supervisor._ADDRESS_PAUSE", 0.0)
+
+    async def main() -> None:
+        supervisor = Supervisor([worker, server], QUICK, GUARD, tmp_path, lambda one: None)
+        statuses = supervisor.statuses
+
+        async def fake_send(service: Service, before: str | None, now: str) -> bool:
+            sent.append(now)
+            statuses["a"].service = replace(worker, port=2)
+            return len(sent) > 1
+
+        monkeypatch.setattr("llamado.cluster.supervisor.send_address", fake_send)
+        statuses["s"].exited = asyncio.get_running_loop().create_future()
+        await supervisor._send_address(statuses["s"], statuses["a"], "127.0.0.1:1")
+        assert sent == ["127.0.0.1:1"]
+        assert not statuses["s"].sent_addresses
+
+    asyncio.run(main())

@@ -239,6 +239,18 @@ def test_attach_needs_an_unused_ticket(linked: LinkedWorkers, pair: tuple[Worker
     assert linked.take(1).came and linked.held() == bytes_of(1)
 
 
+def test_a_link_is_not_evicted_as_idle(
+    linked: LinkedWorkers, pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection has no buffers, and requests that it sends may be far apart."""
+    monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 2)
+    with Client(pair[1], greet=False, timeout=GUARD) as newcomer:
+        assert newcomer.is_closed()
+    linked.push(bytes_of(1), 1)
+    assert linked.take(1).came and linked.held() == bytes_of(1)
+
+
 def test_a_place_outside_the_buffer(linked: LinkedWorkers) -> None:
     linked.b.send(wire.Await(linked.target, linked.inlet.number, SIZE + 1, 1))
     assert linked.b.is_closed()

@@ -142,6 +142,20 @@ def test_hashes_are_computed_once(
     assert sent == []
 
 
+def test_hashes_are_stored_for_the_next_process(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_files, "_fill", lambda *_: True)
+    path, name = theirs / "model.gguf", "token_embd.weight"
+    path.write_bytes(model.read_bytes())
+    with GGUFFile.open(path) as file:
+        size, digest = file.tensors[name].nbytes, hashlib.sha256(file.data(name)).digest()
+    files = OwnFiles([theirs])
+    assert files.offer([wire.OfferedWeight(name.encode(), size)]) == [True]
+    region: Any = None
+    assert files.bind([own_files.PlacedWeight(region, 0, size, digest, name.encode())], lambda: False) == [True]
+    files.close()
+    assert KnownHashes([path], digits=SHA256_DIGITS)[name] == int.from_bytes(digest, "big")
+
+
 @pytest.mark.full
 def test_a_changed_weight_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
     """A file of the same name and header, with one other byte in one weight."""

@@ -437,6 +437,27 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
             client.sock.close()
 
 
+def test_a_network_with_its_share_gets_no_idle_place_of_another(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
+    network = "b"
+    for module in ("server", "client"):
+        monkeypatch.setattr(f"llamado.rpc.worker.{module}.identity", lambda *_: network)
+    with running(device) as worker, Client(worker) as idle:
+        network = "a"
+        many = [Client(worker) for _ in range(5)]
+        for client in many:
+            client.alloc(1)
+        with Client(worker, greet=False, timeout=GUARD) as one_more:
+            assert one_more.is_closed()
+        assert idle.number(wire.DeviceCount()) == 1
+        for client in many:
+            client.sock.close()
+
+
 @pytest.mark.slow
 def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None:
     """llama-server connects like this when it starts; here it does so four times on a nearly full worker."""
