@@ -240,6 +240,11 @@ def test_the_circuit_breaker() -> None:
     one.release_probe(one.begin())  # its client disconnected: the next request is the probe
     one.record_success(one.begin())
     assert one.state is Circuit.CLOSED and one.allows_request
+    for _ in range(FAILURES):
+        one.record_failure(one.begin())
+    assert one.state is Circuit.OPEN
+    clock.now += 1
+    assert one.state is Circuit.HALF_OPEN, "pauses start over after a success"
 
 
 def said(*texts: str, **more: Any) -> Any:

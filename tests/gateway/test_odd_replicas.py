@@ -15,10 +15,11 @@ import pytest
 from odd_json import HTML, TOO_DEEP, bent
 
 from llamado import gateway, http
+from llamado.client.health import Phase, State
 from llamado.gateway import replica
 from llamado.gateway.options import GatewayOptions, ReplicaOptions
 from llamado.gateway.replica import Replica
-from llamado.http.upstream import UpstreamLost
+from llamado.http.upstream import UpstreamLost, UpstreamRefused
 
 BODIES: dict[str, Any] = {
     "/v1/models": {"data": [{"id": "m", "aliases": ["a"]}]},
@@ -48,6 +49,24 @@ def test_monitoring_survives_malformed_responses(path: str, monkeypatch: pytest.
                     await ask()
             json.dumps(one.admin_status)
             assert 0 <= one.others <= 1e9 and one.load >= 0
+
+    monkeypatch.setattr(replica, "get", get)
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(("error", "keeps"), [(TimeoutError(), True), (UpstreamRefused("gone"), False)])
+def test_a_frozen_replica_keeps_its_cache(error: Exception, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not run any more has lost it."""
+
+    async def get(*_: object, **__: object) -> None:
+        raise error
+
+    async def look() -> None:
+        one = Replica(ReplicaOptions(name="r", url="http://127.0.0.1:9"), GatewayOptions(), lambda: None)
+        one._set_state(State(Phase.READY, "ready"))
+        before = one.number
+        one._set_state(await one._health())
+        assert not one.ready and (one.number == before) == keeps
 
     monkeypatch.setattr(replica, "get", get)
     asyncio.run(look())

@@ -92,6 +92,15 @@ def test_chunks_are_counted_to_the_nearest(rows: int, chunks: int) -> None:
     assert merge([one], 32).chunk_count == chunks
 
 
+@pytest.mark.parametrize(
+    ("include", "exclude", "kept"),
+    [([".a.", ".e."], [], "ae"), ([".e.", ".x."], [], "e"), ([], [".a.", ".x."], "e"), ([], [".a.", ".e."], "")],
+)
+def test_one_of_several_parts_of_a_name_is_enough(include: list[str], exclude: list[str], kept: str) -> None:
+    found = example().filtered(include, exclude)
+    assert list(found.entries) == list(found.weights) == [f"blk.0.{letter}.weight" for letter in kept]
+
+
 def test_another_models_matrix_is_refused(tmp_path: Path) -> None:
     given = example()
     assert given.of("blk.0.a.weight", 8, 1) is not None and given.of("blk.9.a.weight", 8, 1) is None

@@ -218,6 +218,46 @@ def test_an_idle_model_is_unloaded_its_ttl_after_its_last_use_or_after_loading()
     assert instance.expires_at == 205.0
 
 
+def test_keep_alive_is_forgotten_when_the_model_is_unloaded() -> None:
+    async def work(fleet: Fleet) -> None:
+        a = fleet.instances["a"]
+        (await fleet.acquire(a)).release()
+        a.keep_alive = 5.0
+        fleet.unload(a)
+        await fleet.wait_unloaded([a])
+        assert not a.running and a.keep_alive is None
+
+    run([model("a")], work)
+
+
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:9"])
+def test_only_idle_models_on_the_router_s_sockets_are_killed_soon(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program with an address of its own may have work that the router does not know of."""
+    monkeypatch.setattr("llamado.router.child.IDLE_STOP", 0.0)
+    signals: list[int] = []
+
+    async def stop() -> None:
+        given = model("a")
+        given = replace(given, launch=replace(given.launch, url=url, stop_timeout=GUARD))
+        child = Child(given, tmp_path, 1, cast(Any, None), lambda child: None)
+
+        class FakeProcess:
+            pid = 1
+
+            def signal(self, sig: int) -> None:
+                signals.append(sig)
+                if url or sig == signal.SIGKILL:  # the other one does not end in time
+                    asyncio.get_running_loop().call_later(0.05, child._finish, 0)
+
+        child._process = cast(Any, FakeProcess())
+        await child.stop(idle=True)
+
+    asyncio.run(stop())
+    assert signals == ([signal.SIGTERM] if url else [signal.SIGTERM, signal.SIGKILL])
+
+
 @pytest.mark.slow
 def test_only_idle_models_are_unloaded() -> None:
     async def work(fleet: Fleet) -> None:

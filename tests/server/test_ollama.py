@@ -96,6 +96,15 @@ def test_tool_results_refer_to_their_calls() -> None:
     assert [one["tool_call_id"] for one in results] == ["call00001", "call00000", "call00002"]
 
 
+@pytest.mark.parametrize(
+    ("named", "id"), [({}, "call00000"), ({"tool_name": "f"}, "call00000"), ({"tool_name": "g"}, None)]
+)
+def test_a_result_of_a_tool_that_was_not_called_answers_no_call(named: dict[str, str], id: str | None) -> None:
+    call, result = {"function": {"name": "f"}}, {"role": "tool", "content": "1", **named}
+    body = {"model": "m", "messages": [*SKY, {"role": "assistant", "tool_calls": [call]}, result]}
+    assert chat_body(body, n_ctx=1, thinks=False)["messages"][-1].get("tool_call_id") == id
+
+
 @pytest.mark.parametrize("row", [row for row in PARAMETERS if row.ollama], ids=lambda row: row.ollama)
 def test_options_reach_the_engine(row: Any) -> None:
     engine = FakeEngine()
