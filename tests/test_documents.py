@@ -59,6 +59,7 @@ NOT_RUN = {
     r"tests/clients/run\.sh": ("it installs a dozen clients", "tests/clients/run.sh"),
     r"python3 -m venv|\. \.venv": ("it makes an environment", "tests/package.sh"),
     r"tests/package\.sh": ("it installs three environments", "tests/package.sh"),
+    r"tests/cuda\.sh": ("it needs an NVIDIA card", "tests/cuda.sh"),
     r"tests/arm\.sh": ("it fetches an emulator and Python for ARM", "tests/arm.sh"),
     r"python benchmarks/\w+\.py|pytest -s -m interop": ("it measures for minutes", "benchmarks/README.md"),
     r"llamado up ray\.yaml": ("it needs a cluster of Ray's", "tests/on_ray/run.sh"),
@@ -220,6 +221,8 @@ class Reader:
         self.running[port] = shown, process, log
         ready = self._listens if "--tls-cert" in given else self._answers
         assert ready(given[1], port, process), f"{shown}\n{log.read_text()}"
+        if "--join" in given:
+            until(lambda: "joined; " in log.read_text(), lambda: f"{shown}\n{log.read_text()}")
 
     def _answers(self, kind: str, port: int, process: subprocess.Popen[bytes]) -> bool:
         scheme = "tcp" if kind in ("worker", "tap") else "http"

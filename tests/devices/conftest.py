@@ -22,6 +22,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice | CudaDevice]:
     device.close()
 
 
+@pytest.fixture(scope="session", params=EACH_LOWERING)
+def cpu(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
+    """The CPU device with each lowering in turn, for parts that other devices do not have."""
+    device = CpuDevice(2, jit=jit_for(request.param))
+    yield device
+    device.close()
+
+
 @pytest.fixture(scope="session")
 def best() -> Iterator[CpuDevice]:
     """The device as this machine gets it."""

@@ -42,10 +42,10 @@ def rows_of(n: int, random: np.random.Generator) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) -> None:
+def test_tokens_are_those_of_the_chain(cpu: CpuDevice, case: dict[str, Any]) -> None:
     n_vocab = 1500
     random = np.random.default_rng(len(str(case)))
-    find = TopRows(device.jit)
+    find = TopRows(cpu.jit)
     rows = rows_of(n_vocab, random)
     sampling = Sampling(**case)
     drawing = [Sampler(sampling, SamplerSetup(n_vocab), seed=seed, weights=False) for seed in range(len(rows))]
@@ -65,9 +65,9 @@ def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) 
             sampler.accept(token)
 
 
-def test_ties_and_neighboring_values(device: CpuDevice) -> None:
+def test_ties_and_neighboring_values(cpu: CpuDevice) -> None:
     """On either side of where one token's share ends, a few units of the last place away, another one is drawn."""
-    find = TopRows(device.jit)
+    find = TopRows(cpu.jit)
     row = np.sort(np.random.default_rng(5).standard_normal(40).astype(np.float32) * 4)[::-1].copy()
     row[0] = row[1] + np.float32(1e-3)
     weights = [math.exp(float(v) - float(row[0])) for v in row]
@@ -84,8 +84,8 @@ def test_ties_and_neighboring_values(device: CpuDevice) -> None:
     assert i > 15
 
 
-def test_sampling_on_the_device_draws_only_if_needed(device: CpuDevice) -> None:
-    find = TopRows(device.jit)
+def test_sampling_on_the_device_draws_only_if_needed(cpu: CpuDevice) -> None:
+    find = TopRows(cpu.jit)
     rows = [np.arange(100, dtype=np.float32), -np.arange(100, dtype=np.float32), np.full(100, np.nan, np.float32)]
     half = Drawing(np.array([[Cut.TEMPERATURE, 100.0, 0.0], [Cut.TOP_P, 0.4, 2.0]]), 0.999999)
     first, second, third = find([rows[0], *rows[1:]], [4, 5, 6], [half, None, half])
@@ -106,8 +106,8 @@ def test_unsupported_samplers_are_not_offloaded() -> None:
     assert wanted is not None and wanted.drawing is None, "who is asked for weights has to know them"
 
 
-def test_rows_with_nan(device: CpuDevice) -> None:
+def test_rows_with_nan(cpu: CpuDevice) -> None:
     row = np.zeros(200, np.float32)
     row[7] = np.nan
     with pytest.raises(ComputeFailed):
-        Sampler(Sampling(), SamplerSetup(200, top_rows=TopRows(device.jit)), seed=1, weights=False).sample(row, 0)
+        Sampler(Sampling(), SamplerSetup(200, top_rows=TopRows(cpu.jit)), seed=1, weights=False).sample(row, 0)

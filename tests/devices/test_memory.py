@@ -77,7 +77,7 @@ def before_a_wall(size: int) -> Array:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
-def test_weights_at_the_end_of_a_file_are_not_read_past(device: CpuDevice, type: T) -> None:
+def test_weights_at_the_end_of_a_file_are_not_read_past(cpu: CpuDevice, type: T) -> None:
     """A mapped file may end with the page: one byte more would end the process."""
     n = 2 * type.block_size if type in WEIGHTS else 13
     raw = weight_bytes(type, n, 9)
@@ -85,9 +85,9 @@ def test_weights_at_the_end_of_a_file_are_not_read_past(device: CpuDevice, type:
     wall[:] = raw
     for columns in (1, 12):
         w, x, ids = new(n, 9, type=type), new(n, columns), new(2, type=T.I32)
-        w.buffer = device.adopt(wall)
+        w.buffer = cpu.adopt(wall)
         data = {w: raw, x: values(n, columns), ids: [8, 0]}
-        Case({"y": g.mul_mat(w, x), "rows": g.get_rows(w, ids)}, data).check(device, rtol=0.05, atol=0.05)
+        Case({"y": g.mul_mat(w, x), "rows": g.get_rows(w, ids)}, data).check(cpu, rtol=0.05, atol=0.05)
 
 
 def test_masks_of_odd_length_stay_inside_their_buffer(best: CpuDevice) -> None:

@@ -35,9 +35,9 @@ def random_rows(n: int, random: np.random.Generator) -> list[Array]:
 
 
 @pytest.mark.parametrize("n", [1, 7, 64, 65, 300, 5000, 49152])
-def test_the_first_of_rows(device: CpuDevice, n: int) -> None:
+def test_the_first_of_rows(cpu: CpuDevice, n: int) -> None:
     random = np.random.default_rng(n)
-    find = TopRows(device.jit)
+    find = TopRows(cpu.jit)
     for k in sorted({min(k, n) for k in (1, 2, 40, 64, 1000)}):
         rows = random_rows(n, random)
         ks = [min(k + i % 2, n) for i in range(len(rows))]

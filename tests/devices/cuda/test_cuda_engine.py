@@ -228,6 +228,6 @@ def test_architectures(name: str, tmp_path: Path, library: FakeLibrary) -> None:
 def test_smollm2(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LoadedModel.load(smollm2_path, options(None)) as llama:
         right = answer(llama, n=8)
-    install(FakeCard(), replace=monkeypatch.setattr)
+    install(FakeCard(total_bytes=1 << 28), replace=monkeypatch.setattr)
     with LoadedModel.load(smollm2_path, options(replace(CARDS, devices=("CUDA0",)))) as llama:
         assert answer(llama, n=8) == right
