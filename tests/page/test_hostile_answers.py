@@ -160,7 +160,7 @@ def test_hostile_names_titles_and_errors_are_shown_as_text(page: Page, listener:
         page.get_by_label("Chat file").set_input_files(
             {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(kept).encode()}
         )
-        page.get_by_text("1 conversation imported").wait_for()
+        page.get_by_text("1 chat imported").wait_for()
         page.locator(".chats-row a").last.click()
         page.locator("article.assistant .tool-call").wait_for()
         for broken in (3, [None], [{"conversation": {"title": evil}, "messages": [{"role": evil}]}]):
@@ -169,7 +169,7 @@ def test_hostile_names_titles_and_errors_are_shown_as_text(page: Page, listener:
                 {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
             )
             expect(page.locator(".sidebar-foot [role=status]")).to_contain_text(
-                "no conversations" if broken == 3 else "incomplete"
+                "no chats" if broken == 3 else "incomplete"
             )
         page.route(
             "**/v1/chat/completions",

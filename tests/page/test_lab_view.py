@@ -63,7 +63,7 @@ def test_delays_match_the_theory_and_keep_the_bytes(page: Page, lab: str) -> Non
     assert state["on"] and [link["latency_ms"] for link in state["links"]] == [60, 40]
     assert slow < fast / 2, "the curve falls"
     assert expected / FACTOR < slow < expected * FACTOR, (slow, expected)
-    expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+    expect(page.locator(".badge")).to_contain_text("Answers identical")
     take_picture(page, "lab")
 
 
@@ -124,7 +124,7 @@ def test_a_worker_is_killed_and_restarted(page: Page, lab: str) -> None:
     page.get_by_role("button", name="Kill worker").nth(1).wait_for()
     expect(page.locator("fieldset .state.ready")).to_have_count(2)
     more_runs(page, 2)
-    expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+    expect(page.locator(".badge")).to_contain_text("Answers identical")
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def test_a_killed_worker_of_a_cluster_is_restarted(page: Page, tmp_path: Path) -
         expect(kill.last).to_be_enabled()
         expect(page.get_by_role("button", name="Restart worker")).to_have_count(0)
         more_runs(page, 2)
-        expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+        expect(page.locator(".badge")).to_contain_text("Answers identical")
 
 
 def test_the_lab_is_off_by_default(page: Page) -> None:

@@ -159,7 +159,7 @@ def test_models_of_a_router_are_loaded_and_unloaded(page: Page, tmp_path: Path) 
     with router as address:
         page.goto(f"{address}#/live")
         one, two = (page.locator(f"[data-model={name}]") for name in ("one", "two"))
-        one.get_by_text("unloaded").wait_for()
+        one.get_by_text("not loaded", exact=True).wait_for()
         for model, name in ((one, "one"), (two, "two")):
             model.get_by_role("button", name=f"Load {name}").click()
             model.get_by_text("loaded", exact=True).wait_for()
@@ -173,7 +173,7 @@ def test_models_of_a_router_are_loaded_and_unloaded(page: Page, tmp_path: Path) 
         expect(page.get_by_role("log").get_by_text("[two]")).to_have_count(0)
         for model, name in ((two, "two"), (one, "one")):
             model.get_by_role("button", name=f"Unload {name}").click()
-            model.get_by_text("unloaded", exact=True).wait_for()
+            model.get_by_text("not loaded", exact=True).wait_for()
         page.get_by_text("Load a model to see its slots and requests.").wait_for()
         running = json.loads(httpx.get(f"{address}/running").content)["running"]
         assert running == []

@@ -360,7 +360,7 @@ def test_files_that_the_server_rejects_are_not_attached(chat: Page) -> None:
     status = chat.locator(".composer-status")
     for name, content, type, words in (
         ("photo.heic", b"\0\0\0\x18ftypheic" + bytes(20), "image/heic", "the picture is in an unknown format"),
-        ("clip.webm", b"\x1aE\xdf\xa3" + bytes(20), "audio/webm", "the sound is of an unknown format"),
+        ("clip.webm", b"\x1aE\xdf\xa3" + bytes(20), "audio/webm", "the sound is in an unknown format"),
         ("cut.png", picture()[:40], "image/png", "damaged"),
         ("data.bin", bytes(range(200, 256)), "", "not a text file"),
     ):

@@ -39,7 +39,7 @@ def test_an_unreachable_server_is_shown(page: Page) -> None:
     with scripted_server(ScriptedEngine()) as address:
         page.goto(address)
         page.get_by_text("fake", exact=True).first.wait_for()
-    page.get_by_text("the server cannot be reached").wait_for()
+    page.get_by_text("Cannot reach the server", exact=True).wait_for()
 
 
 def test_a_view_that_failed_to_load_opens_once_the_server_is_back(page: Page) -> None:

@@ -61,7 +61,7 @@ def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: 
         page.get_by_label("Probabilities: ").fill("2")
         page.get_by_text("Not available together with tools.").wait_for()
 
-        page.get_by_label("Run read_file automatically").check()
+        page.get_by_label("Run read_file without asking").check()
         page.get_by_role("link", name="New chat").click()
         send(page, "And again?")
         page.get_by_text("It is seven.").wait_for()
@@ -76,7 +76,7 @@ def test_endless_tool_calls_are_stopped(page: Page, folder: Path) -> None:
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
-        page.get_by_label("Run read_file automatically").check()
+        page.get_by_label("Run read_file without asking").check()
         send(page, "Go")
         page.get_by_role("alert").get_by_text("10 rounds of automatic tool calls").wait_for()
         assert len(engine.requests) == 11

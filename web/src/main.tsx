@@ -1,6 +1,7 @@
 import { render } from "preact";
 import "./style/base.css";
 import { App } from "./shell/App";
+import { followLanguage } from "./text";
 
 const root = document.getElementById("app");
-if (root) render(<App />, root);
+if (root) void followLanguage().then(() => render(<App />, root));

@@ -1,5 +1,6 @@
 // Requests to the server that this page was loaded from. The page sends requests nowhere else.
 import { signal } from "@preact/signals";
+import { labels } from "../text";
 import { persistentSignal } from "../ui/persistent";
 import { events } from "./sse";
 
@@ -46,7 +47,7 @@ export async function send(method: string, path: string, options: Options = {}):
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ApiFailure("Cannot reach the server.", 0);
+    throw new ApiFailure(labels.value.errors.unreachable, 0);
   }
   if (response.ok) return response;
   if (response.status === 401) isKeyRequired.value = true;
@@ -75,7 +76,7 @@ async function* withConnectionErrors<T>(items: AsyncGenerator<T>, signal?: Abort
     yield* items;
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiFailure("The connection to the server was lost.", 0);
+    throw new ApiFailure(labels.value.errors.connectionLost, 0);
   }
 }
 
@@ -95,7 +96,7 @@ export async function* stream(method: string, path: string, options: Options = {
     const data: unknown = JSON.parse(event.data);
     if (typeof data === "object" && data !== null && "error" in data) {
       const error = (data as { error: { message?: string; code?: number; type?: string } }).error;
-      throw new ApiFailure(error.message ?? "the server ended the stream with an error", error.code ?? 500, error.type);
+      throw new ApiFailure(error.message ?? labels.value.errors.streamFailed, error.code ?? 500, error.type);
     }
     yield data;
   }

@@ -1,6 +1,7 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Modalities } from "../api/server";
 import { MEDIA_TYPES } from "../media/formats";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 
@@ -14,6 +15,7 @@ const HAS_CAMERA = matchMedia("(pointer: coarse)");
 
 /** Opens the file picker; if the model accepts pictures or sounds, a menu offers them and the camera too. */
 export function AttachButton({ accepts, onFiles }: Props) {
+  const t = labels.value.chat;
   const [open, setOpen] = useState(false);
   const place = useRef<HTMLDivElement>(null);
   const files = useRef<HTMLInputElement>(null);
@@ -62,32 +64,32 @@ export function AttachButton({ accepts, onFiles }: Props) {
     />
   );
   const types = [...(accepts.image ? MEDIA_TYPES.image : []), ...(accepts.audio ? MEDIA_TYPES.audio : [])];
-  const mediaLabel = accepts.image ? (accepts.audio ? "Pictures or sounds" : "Pictures") : "Sounds";
+  const mediaLabel = accepts.image ? (accepts.audio ? t.picturesOrSounds : t.pictures) : t.sounds;
   return (
     <div ref={place} class="attach" onKeyDown={(event) => event.key === "Escape" && open && (event.stopPropagation(), close())}>
       {hasMenu ? (
-        <IconButton icon="plus" label="Attach" expanded={open} onClick={() => setOpen(!open)} />
+        <IconButton icon="plus" label={t.attach} expanded={open} onClick={() => setOpen(!open)} />
       ) : (
-        <IconButton icon="plus" label="Attach files" onClick={() => files.current?.click()} />
+        <IconButton icon="plus" label={t.attachFiles} onClick={() => files.current?.click()} />
       )}
       {open && (
-        <div class="attach-menu" role="group" aria-label="Attach">
+        <div class="attach-menu" role="group" aria-label={t.attach}>
           <button class="quiet" type="button" onClick={() => choose(media.current)}>
             <Icon name={accepts.image ? "image" : "mic"} /> {mediaLabel}
           </button>
           {accepts.image && HAS_CAMERA.matches && (
             <button class="quiet" type="button" onClick={() => choose(camera.current)}>
-              <Icon name="camera" /> Take a photo
+              <Icon name="camera" /> {t.takePhoto}
             </button>
           )}
           <button class="quiet" type="button" onClick={() => choose(files.current)}>
-            <Icon name="file" /> Text files or PDF
+            <Icon name="file" /> {t.textOrPdf}
           </button>
         </div>
       )}
-      {input("Files to attach", files)}
-      {hasMenu && input("Pictures or sounds to attach", media, { accept: types.join(",") })}
-      {accepts.image && input("Photo to attach", camera, { accept: MEDIA_TYPES.image.join(","), capture: "environment", multiple: false })}
+      {input(t.filesToAttach, files)}
+      {hasMenu && input(t.mediaToAttach, media, { accept: types.join(",") })}
+      {accepts.image && input(t.photoToAttach, camera, { accept: MEDIA_TYPES.image.join(","), capture: "environment", multiple: false })}
     </div>
   );
 }

@@ -1,4 +1,5 @@
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { MediaView } from "../media/MediaView";
 import { type Attachment, isMedia } from "./tree";
@@ -17,7 +18,7 @@ export function AttachmentChips<File extends Attachment>({ files, onChange }: Pr
           <button
             class="quiet small remove"
             type="button"
-            aria-label={`Remove ${one.name}`}
+            aria-label={labels.value.common.remove(one.name)}
             onClick={() => onChange(files.filter((_, other) => other !== index))}
           >
             <Icon name="close" />

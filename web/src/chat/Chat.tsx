@@ -5,6 +5,7 @@ import { modelFor, props } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { PictureDialog } from "../media/MediaView";
 import { route } from "../shell/route";
+import { labels } from "../text";
 import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
@@ -41,6 +42,7 @@ function toggleList(): void {
 }
 
 export function Chat() {
+  const t = labels.value.chat;
   useEffect(() => void readConversations(), []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
@@ -48,10 +50,10 @@ export function Chat() {
   return (
     <div class={`chat ${panel.value && `shows-${panel.value}`} ${listed.value ? "lists" : ""}`}>
       <Sidebar onChosen={() => (panel.value = "")} onClose={toggleList} />
-      <section class="conversation" aria-label="Conversation">
+      <section class="conversation" aria-label={t.conversation}>
         <div class="chat-bar">
-          <IconButton icon="side" label="Chats" expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
-          <h1 dir="auto">{displayText(current.value?.title ?? "New chat")}</h1>
+          <IconButton icon="side" label={t.chats} expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
+          <h1 dir="auto">{displayText(current.value?.title ?? t.newChat)}</h1>
           <ModelPicker chosen={settings.model} onChoose={(model) => void changeSettings({ model })} />
           <Context />
           <button
@@ -60,7 +62,7 @@ export function Chat() {
             aria-expanded={panel.value === "settings"}
             onClick={() => (panel.value = panel.value === "settings" ? "" : "settings")}
           >
-            <Icon name="sliders" /> <span class="word">Settings</span>
+            <Icon name="sliders" /> <span class="word">{labels.value.common.settings}</span>
           </button>
         </div>
         <MessageList />
@@ -79,15 +81,16 @@ export function Chat() {
 
 /** Fill level of the context, from the statistics of the last answer. */
 function Context() {
+  const t = labels.value.chat;
   const most = props.value.default_generation_settings?.n_ctx;
   const stats = shownPath.value.findLast((one) => one.stats)?.stats;
   if (!most || !stats) return null;
   const used = stats.promptTokens + stats.tokens;
   const percent = Math.min(100, Math.round((used / most) * 100));
   return (
-    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={`${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens of context`}>
+    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={t.contextUsed(used, most)}>
       <i aria-hidden="true" style={{ "--full": `${percent}%` }} />
-      <span class="hidden">Context </span>
+      <span class="hidden">{t.context}</span>
       {percent}%
     </span>
   );

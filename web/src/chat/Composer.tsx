@@ -1,8 +1,9 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { isModelLoaded, type Modalities, modalitiesOf } from "../api/server";
+import { isModelLoaded, type Modalities, modalitiesOf, props } from "../api/server";
 import { readMedia } from "../media/read";
 import { Recorder } from "../media/Recorder";
 import { countTokens } from "../media/tokens";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { AttachButton } from "./AttachButton";
@@ -42,6 +43,7 @@ function hasFormattedText(data: DataTransfer): boolean {
 
 /** Input for a message: Enter sends, Shift+Enter starts a new line; files can be attached, dropped or pasted. */
 export function Composer({ busy, onStop, onSend, place, models }: Props) {
+  const t = labels.value.chat;
   const field = useRef<HTMLTextAreaElement>(null);
   const form = useRef<HTMLFormElement>(null);
   /** Settled once all chosen files are read; null if there are none to read. */
@@ -126,11 +128,11 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
     const problems: string[] = [];
     for (const one of files) {
       try {
-        setStatus(`Reading ${one.name}…`);
+        setStatus(t.reading(one.name));
         const media = await readMedia(one, accepts);
         const read = media ?? (await readAttachment(one));
         setDraftAttachments(place, [...draftAttachments(place), read]);
-        setAnnounced(`${one.name} is attached`);
+        setAnnounced(t.attached(one.name));
         if (media) void showTokens(media);
       } catch (error) {
         problems.push(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
@@ -188,15 +190,15 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
         )}
         <div class="composer-row">
           <AttachButton accepts={accepts} onFiles={attach} />
-          {accepts.audio && <IconButton icon="mic" label="Record sound" disabled={records} onClick={() => setRecords(true)} />}
+          {accepts.audio && <IconButton icon="mic" label={t.recordSound} disabled={records} onClick={() => setRecords(true)} />}
           <label class="hidden" for="message">
-            Message
+            {t.message}
           </label>
           <textarea
             id="message"
             ref={field}
             rows={1}
-            placeholder={over ? "Drop the files here" : "Ask something"}
+            placeholder={over ? t.dropFiles : t.messageModel(models.length === 1 ? models[0] || (props.value.model_alias ?? "") : "")}
             dir="auto"
             enterkeyhint="send"
             onInput={(event) => {
@@ -214,14 +216,14 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
             }}
           />
           {busy ? (
-            <button class="primary round" type="button" title="Stop (Escape)" onClick={onStop}>
+            <button class="primary round" type="button" title={t.stopTitle} onClick={onStop}>
               <Icon name="stop" />
-              <span class="hidden">Stop</span>
+              <span class="hidden">{labels.value.common.stop}</span>
             </button>
           ) : (
-            <button class="primary round" type="submit" title="Send (Enter; Shift+Enter: new line)">
+            <button class="primary round" type="submit" title={t.sendTitle}>
               <Icon name="up" />
-              <span class="hidden">Send</span>
+              <span class="hidden">{t.send}</span>
             </button>
           )}
         </div>
@@ -232,6 +234,9 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
 
 /** Return a name that no recording of the draft has. */
 function recordingName(attachments: readonly Attachment[]): string {
-  const recordings = attachments.filter((one) => isMedia(one) && one.name.startsWith("recording"));
-  return `recording ${recordings.length + 1}.wav`;
+  const names = new Set(attachments.filter(isMedia).map((one) => one.name));
+  for (let number = 1; ; number++) {
+    const name = labels.value.chat.recordingName(number);
+    if (!names.has(name)) return name;
+  }
 }

@@ -2,8 +2,9 @@ import { useRef } from "preact/hooks";
 import { isRouter, type Modalities, modalitiesOf, modelFor, models, isBaseModel, props } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { Logo } from "../shell/Logo";
-import { address } from "../shell/route";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
+import { Rich } from "../ui/Rich";
 import { streaming, send, shownPath } from "./actions";
 import { useAutoscroll } from "./autoscroll";
 import { MessageView } from "./MessageView";
@@ -11,6 +12,7 @@ import { current, isLoaded, messages, shownSettings } from "./store";
 
 /** Messages of the current branch. Scrolls to the end as they grow, until the user scrolls up. */
 export function MessageList() {
+  const t = labels.value.chat;
   const place = useRef<HTMLDivElement>(null);
   const content = useRef<HTMLDivElement>(null);
   const path = shownPath.value;
@@ -23,7 +25,7 @@ export function MessageList() {
         ref={place}
         class="messages"
         role="log"
-        aria-label="Messages"
+        aria-label={t.messages}
         aria-busy={path.some((message) => streaming.value.has(message.id))}
         tabIndex={0}
         {...on}
@@ -46,34 +48,27 @@ export function MessageList() {
       </div>
       {!isFollowing && path.length > 0 && (
         <button class="latest" type="button" onClick={scrollToEnd}>
-          <Icon name="down" /> Latest
+          <Icon name="down" /> {t.latest}
         </button>
       )}
     </div>
   );
 }
 
-/** Example prompts of an empty chat. */
-const EXAMPLES: [title: string, prompt: string][] = [
-  ["Explain something", "Explain in a few sentences why the sky is blue."],
-  ["Write code", "Write a Python function that tells whether a word is a palindrome, with an example."],
-  ["Make a table", "Make a Markdown table of the four seasons: months, weather, and what to wear."],
-  ["Plan a day", "Plan a day in a city by the sea: morning, noon and evening, as a short list."],
-];
-
 function inputOf({ image, audio }: Modalities): string {
-  const kinds = [image && "pictures", audio && "sounds"].filter(Boolean);
-  return kinds.length ? `accepts ${kinds.join(" and ")}` : "";
+  const t = labels.value.chat.accepts;
+  return image && audio ? t.both : image ? t.image : audio ? t.audio : "";
 }
 
 function Welcome() {
+  const t = labels.value.chat;
   const name = isRouter.value ? modelFor(shownSettings().model) : props.value.model_alias;
   const context = props.value.default_generation_settings?.n_ctx;
   const facts = [
-    context ? `${context.toLocaleString("en")} tokens of context` : "",
+    context ? t.contextSize(context) : "",
     isRouter.value ? "" : inputOf(modalitiesOf("")),
-    isRouter.value ? `${models.value.length} models to choose from` : "",
-    "chats are stored in this browser only",
+    isRouter.value ? t.modelsToChoose(models.value.length) : "",
+    t.storedInBrowser,
   ].filter(Boolean);
   return (
     <div class="welcome">
@@ -82,12 +77,11 @@ function Welcome() {
       <p>{facts.join(" · ")}</p>
       {isBaseModel.value && (
         <p class="hint">
-          This is a base model without a chat template: it continues text, as in <a href={address("complete")}>Complete</a>. Answers end after
-          1,024 tokens unless <code>max_tokens</code> is set.
+          <Rich text={t.baseModel} />
         </p>
       )}
       <ul class="examples">
-        {EXAMPLES.map(([title, prompt]) => (
+        {t.examples.map(([title, prompt]) => (
           <li key={title}>
             <button type="button" onClick={() => void send(prompt, [])}>
               <b>{title}</b>

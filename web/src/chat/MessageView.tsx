@@ -4,6 +4,7 @@ import { modelFor, models } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
 import { MediaRow } from "../media/MediaView";
+import { labels } from "../text";
 import { askConfirmation } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
@@ -23,22 +24,17 @@ interface Props {
   progress: number | undefined;
 }
 
-const ENDINGS: Partial<Record<string, string>> = {
-  length: "The answer was cut off at the token limit.",
-  aborted: "Stopped.",
-  interrupted: "Interrupted: the answer is incomplete. Choose Continue for the rest.",
-};
-
 /** One message: content, statistics and actions. */
 export const MessageView = memo(({ message, all, isStreaming, progress }: Props) => {
+  const t = labels.value.chat;
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
-  const name = { user: "You", assistant: message.model || "Model", tool: "Tool" }[message.role];
+  const name = { user: labels.value.common.you, assistant: message.model || labels.value.common.model, tool: t.tool }[message.role];
   return (
     <article class={`message ${message.role} ${isStreaming ? "streaming" : ""}`} aria-label={name}>
       {message.role !== "user" && (
         <div class="who" aria-hidden="true">
-          {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? "Tool result" : displayText(name)}
+          {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? t.toolResult : displayText(name)}
         </div>
       )}
       <MediaRow attachments={message.attachments} />
@@ -67,7 +63,7 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
       {isStreaming && !message.content && !message.reasoning && <Waiting progress={progress} />}
       {message.toolCalls && !isStreaming && <ToolCalls message={message} />}
       {message.error && <p class="notice">{displayText(message.error)}</p>}
-      {!isStreaming && message.ending && ENDINGS[message.ending] && <p class="ending">{ENDINGS[message.ending]}</p>}
+      {!isStreaming && message.ending && t.endings[message.ending] && <p class="ending">{t.endings[message.ending]}</p>}
       {!edits && (
         <footer class="message-foot">
           <Versions message={message} all={all} />
@@ -81,18 +77,19 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
 
 /** Progress before the first token. */
 function Waiting({ progress }: { progress: number | undefined }) {
+  const t = labels.value.chat;
   const model = modelFor(shownSettings().model);
   const loads = progress === undefined && models.value.some((one) => one.id === model && one.status && one.status.value !== "loaded");
   return (
     <p class="waiting" role="status">
-      {loads && <>Loading {displayText(model)} </>}
+      {loads && <>{displayText(t.loadingModel(model))} </>}
       {progress !== undefined && progress < 1 ? (
         <>
-          Processing the prompt <progress value={progress} /> {Math.round(100 * progress)}%
+          {t.processingPrompt} <progress value={progress} /> {Math.round(100 * progress)}%
         </>
       ) : (
         <span class="dots">
-          <span class="hidden">Waiting for the first token</span>
+          <span class="hidden">{t.waiting}</span>
         </span>
       )}
     </p>
@@ -108,29 +105,31 @@ interface ActionsProps {
 
 /** Actions for a complete message. */
 function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
+  const t = labels.value.chat;
   const busy = isBusy.value;
   async function remove() {
-    const yes = await askConfirmation("Delete this message?", "This also deletes all messages below it, and cannot be undone.", "Delete");
+    const yes = await askConfirmation(t.deleteMessageTitle, t.deleteMessageText, labels.value.common.delete);
     if (yes) void removeMessage(message);
   }
   return (
     <span class="actions">
       <Copy text={message.content} bare />
-      <IconButton icon="pencil" label="Edit" disabled={busy} onClick={onEdit} />
+      <IconButton icon="pencil" label={t.edit} disabled={busy} onClick={onEdit} />
       {message.role === "assistant" && (
         <>
-          <IconButton icon="again" label="Regenerate" disabled={busy} onClick={() => void regenerate(message)} />
-          <IconButton icon="forward" label="Continue" disabled={busy} onClick={() => void continueAnswer(message)} />
+          <IconButton icon="again" label={t.regenerate} disabled={busy} onClick={() => void regenerate(message)} />
+          <IconButton icon="forward" label={t.continue} disabled={busy} onClick={() => void continueAnswer(message)} />
         </>
       )}
-      {message.probs && <IconButton icon="bars" label="Probabilities" pressed={probs} onClick={onProbs} />}
-      <IconButton icon="trash" label="Delete" disabled={busy} onClick={() => void remove()} />
+      {message.probs && <IconButton icon="bars" label={labels.value.common.probabilities} pressed={probs} onClick={onProbs} />}
+      <IconButton icon="trash" label={labels.value.common.delete} disabled={busy} onClick={() => void remove()} />
     </span>
   );
 }
 
 /** Switch between the versions of a message. */
 function Versions({ message, all }: { message: Message; all: Messages }) {
+  const t = labels.value.chat;
   const others = versions(all, message);
   if (others.length < 2) return null;
   const at = others.findIndex((one) => one.id === message.id);
@@ -140,17 +139,17 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
       <button
         class="quiet small"
         type="button"
-        aria-label="Previous version"
+        aria-label={t.previousVersion}
         disabled={busy || at === 0}
         onClick={() => void showVersion(others[at - 1]!)}
       >
         <Icon name="left" />
       </button>
-      {at + 1} of {others.length}
+      {t.version(at + 1, others.length)}
       <button
         class="quiet small"
         type="button"
-        aria-label="Next version"
+        aria-label={t.nextVersion}
         disabled={busy || at === others.length - 1}
         onClick={() => void showVersion(others[at + 1]!)}
       >
@@ -161,6 +160,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
 }
 
 function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
+  const t = labels.value.chat;
   const field = useRef<HTMLTextAreaElement>(null);
 
   /** An edited user message starts another branch; an edited answer is changed in place. */
@@ -175,7 +175,7 @@ function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
   return (
     <form class="editor" onSubmit={submit}>
       <label class="hidden" for={`edit-${message.id}`}>
-        Edit the message
+        {t.editMessage}
       </label>
       <textarea
         id={`edit-${message.id}`}
@@ -188,10 +188,10 @@ function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
       />
       <div class="row">
         <button class="primary" type="submit">
-          {message.role === "user" ? "Send again" : "Save"}
+          {message.role === "user" ? t.sendAgain : labels.value.common.save}
         </button>
         <button type="button" onClick={onDone}>
-          Cancel
+          {labels.value.common.cancel}
         </button>
       </div>
     </form>

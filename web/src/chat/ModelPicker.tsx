@@ -1,5 +1,6 @@
 import { modelFor, models, refreshProps } from "../api/server";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 
 interface Props {
   /** The chosen model; "" if none was chosen. */
@@ -9,7 +10,7 @@ interface Props {
 }
 
 /** Selects one of the server's models; hidden if there is only one. */
-export function ModelPicker({ chosen, onChoose, label = "Model" }: Props) {
+export function ModelPicker({ chosen, onChoose, label = labels.value.common.model }: Props) {
   if (models.value.length < 2) return null;
   return (
     <select
@@ -22,7 +23,7 @@ export function ModelPicker({ chosen, onChoose, label = "Model" }: Props) {
       {models.value.map((one) => (
         <option key={one.id} value={one.id}>
           {displayText(one.id)}
-          {one.status && one.status.value !== "loaded" ? ` (${one.status.value})` : ""}
+          {one.status && one.status.value !== "loaded" ? ` (${labels.value.common.modelState[one.status.value] ?? one.status.value})` : ""}
         </option>
       ))}
     </select>

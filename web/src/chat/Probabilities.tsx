@@ -1,9 +1,11 @@
 import { useState } from "preact/hooks";
+import { labels } from "../text";
+import { formatDecimal } from "../ui/format";
 import type { TokenProbs } from "./tree";
 
 function percent(logprob: number): string {
   const value = Math.exp(logprob) * 100;
-  return value >= 0.1 ? `${value.toFixed(1)}%` : "<0.1%";
+  return value >= 0.1 ? `${formatDecimal(value, 1)}%` : `<${formatDecimal(0.1, 1)}%`;
 }
 
 function visible(token: string): string {
@@ -12,6 +14,7 @@ function visible(token: string): string {
 
 /** An answer as tokens, with unlikely ones highlighted, and the candidates at the selected position. */
 export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
+  const t = labels.value.chat;
   const [chosen, setChosen] = useState<number | null>(null);
   const one = chosen === null ? null : tokens[chosen];
   return (
@@ -35,7 +38,7 @@ export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
       <div class="candidates" role="status">
         {one ? (
           <table>
-            <caption>Token {chosen! + 1}</caption>
+            <caption>{t.tokenNumber(chosen! + 1)}</caption>
             <tbody>
               {(one.top.length ? one.top : [one]).map((other, index) => (
                 <tr key={index} class={other.token === one.token ? "taken" : ""}>
@@ -48,7 +51,7 @@ export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
             </tbody>
           </table>
         ) : (
-          "Select a token."
+          t.selectToken
         )}
       </div>
     </div>

@@ -1,4 +1,5 @@
 import { Markdown } from "../markdown/Markdown";
+import { labels } from "../text";
 import type { Message } from "./tree";
 
 /** Reasoning content of an answer: open while the model thinks, folded afterwards. */
@@ -6,10 +7,11 @@ export function Reasoning({ message, isStreaming }: { message: Message; isStream
   const { reasoning, content, thoughtMs } = message;
   if (!reasoning) return null;
   const thinks = isStreaming && !content;
-  const took = thoughtMs && thoughtMs >= 100 ? ` for ${(thoughtMs / 1000).toFixed(1)} s` : "";
+  const t = labels.value.chat;
+  const thought = thoughtMs && thoughtMs >= 100 ? t.thoughtFor(thoughtMs / 1000) : t.thought;
   return (
     <details class="thinking" open={thinks}>
-      <summary>{thinks ? "Thinking…" : `Thought${took}`}</summary>
+      <summary>{thinks ? t.thinking : thought}</summary>
       <Markdown text={reasoning} isComplete={!isStreaming} />
     </details>
   );

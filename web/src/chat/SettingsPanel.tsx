@@ -1,9 +1,10 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { modelFor } from "../api/server";
+import { labels } from "../text";
 import { ToolSettings } from "../tools/ToolSettings";
 import { Icon } from "../ui/Icon";
 import { useDraft } from "../ui/draft";
-import { type Group, GROUPS, type Parameter, parameters, parseValue, readParameters, formatValue } from "./parameters";
+import { describe, type Group, GROUPS, type Parameter, parameters, parseValue, readParameters, formatValue } from "./parameters";
 import type { Settings } from "./settings";
 import { changeSettings, shownSettings } from "./store";
 
@@ -21,9 +22,10 @@ export function SettingsPanel({
   onClose,
   settings = shownSettings(),
   onChange = (one) => void changeSettings(one),
-  title = "Settings",
+  title = labels.value.common.settings,
   chat = true,
 }: Props) {
+  const t = labels.value.settings;
   const model = modelFor(settings.model);
   const [readError, setReadError] = useState("");
   useEffect(() => {
@@ -38,32 +40,32 @@ export function SettingsPanel({
       <div class="row">
         <h2>{title}</h2>
         {onClose && (
-          <button class="quiet" type="button" aria-label="Close settings" onClick={onClose}>
+          <button class="quiet" type="button" aria-label={t.close} onClick={onClose}>
             <Icon name="close" />
           </button>
         )}
       </div>
       {chat && (
         <label>
-          System prompt
+          {t.systemPrompt}
           <textarea rows={3} {...system} />
         </label>
       )}
-      <JsonField label="JSON schema of the answer" placeholder='{"type": "object", …}' value={settings.schema} onChange={(schema) => onChange({ schema })} />
+      <JsonField label={t.schema} placeholder='{"type": "object", …}' value={settings.schema} onChange={(schema) => onChange({ schema })} />
       {chat && <ToolSettings settings={settings} onChange={onChange} />}
       {chat && (
         <JsonField
-          label="Additional tools"
+          label={t.moreTools}
           placeholder='[{"type": "function", "function": {"name": …}}]'
           value={settings.tools}
           onChange={(tools) => onChange({ tools })}
         />
       )}
       <label>
-        Probabilities: likely tokens per position
+        {t.likelyTokens}
         <input type="number" min={0} max={20} {...probs} />
         {settings.probs > 0 && (settings.serverTools.length > 0 || settings.tools.trim() !== "") && (
-          <small class="hint">Not available together with tools.</small>
+          <small class="hint">{t.notWithTools}</small>
         )}
       </label>
       <Parameters
@@ -103,7 +105,7 @@ function jsonError(text: string): string {
     JSON.parse(text);
     return "";
   } catch (error) {
-    return `Invalid JSON: ${(error as Error).message}`;
+    return labels.value.settings.invalidJson((error as Error).message);
   }
 }
 
@@ -117,43 +119,44 @@ interface ParametersProps {
 }
 
 /** Groups that are unfolded at first. */
-const UNFOLDED: readonly Group[] = ["Sampling", "Length and stop"];
+const UNFOLDED: readonly Group[] = ["sampling", "length"];
 
 /** The server's parameters by group, searchable by name and description. */
 function Parameters({ all, readError, values, onChange, onReset }: ParametersProps) {
+  const t = labels.value.settings;
   const id = useId();
   const [text, setText] = useState("");
   const query = text.trim().toLowerCase();
-  const found = all.filter((one) => !query || `${one.name} ${one.description}`.toLowerCase().includes(query));
+  const found = all.filter((one) => !query || `${one.name} ${describe(one)}`.toLowerCase().includes(query));
   const changed = Object.keys(values).length;
   return (
-    <section class="parameters" aria-label="Parameters">
+    <section class="parameters" aria-label={t.parameters}>
       <div class="row">
-        <h3>Parameters</h3>
+        <h3>{t.parameters}</h3>
         {changed > 0 && (
           <button class="quiet small" type="button" onClick={onReset}>
-            <Icon name="again" /> Reset to server defaults
+            <Icon name="again" /> {t.reset}
           </button>
         )}
       </div>
       {all.length > 0 && (
         <input
           type="search"
-          placeholder="Find a parameter"
-          aria-label="Find a parameter"
+          placeholder={t.find}
+          aria-label={t.find}
           value={text}
           onInput={(event) => setText(event.currentTarget.value)}
         />
       )}
-      {!all.length && <p class="hint">{readError ? `Cannot load the parameters: ${readError}` : "…"}</p>}
-      {all.length > 0 && !found.length && <p class="hint">No parameter found.</p>}
+      {!all.length && <p class="hint">{readError ? t.notLoaded(readError) : labels.value.common.loading}</p>}
+      {all.length > 0 && !found.length && <p class="hint">{t.noneFound}</p>}
       {GROUPS.map((group) => {
         const here = found.filter((one) => one.group === group);
         const others = here.filter((one) => one.name in values).length;
         return here.length ? (
           <details key={group} open={query !== "" || UNFOLDED.includes(group)}>
             <summary>
-              {group} {others > 0 && <span class="count">{others} changed</span>}
+              {t.groups[group]} {others > 0 && <span class="count">{t.changed(others)}</span>}
             </summary>
             {here.map((one) => (
               <Field
@@ -179,8 +182,10 @@ interface FieldProps {
 }
 
 function Field({ id, parameter, value, onChange }: FieldProps) {
+  const t = labels.value.settings;
   const [wrong, setWrong] = useState("");
-  const { name, kind, description } = parameter;
+  const { name, kind } = parameter;
+  const description = describe(parameter);
   const usual = formatValue(parameter.default);
   const draft = useDraft(formatValue(value), (text) => {
     try {
@@ -203,9 +208,9 @@ function Field({ id, parameter, value, onChange }: FieldProps) {
           value={value === undefined ? "" : String(value)}
           onChange={(event) => onChange({ "": undefined, true: true, false: false }[event.currentTarget.value])}
         >
-          <option value="">{usual ? `${usual} (default)` : "default"}</option>
-          <option value="true">true</option>
-          <option value="false">false</option>
+          <option value="">{usual ? t.defaultIs(usual) : t.default}</option>
+          <option value="true">{t.true}</option>
+          <option value="false">{t.false}</option>
         </select>
       ) : (
         <input
@@ -214,7 +219,7 @@ function Field({ id, parameter, value, onChange }: FieldProps) {
           spellcheck={false}
           autocomplete="off"
           inputMode={kind === "number" || kind === "integer" ? "decimal" : "text"}
-          placeholder={usual || "not set"}
+          placeholder={usual || t.notSet}
           {...draft}
           aria-invalid={wrong !== ""}
           aria-describedby={`${id}-about`}

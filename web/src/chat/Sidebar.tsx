@@ -1,6 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { displayText } from "../markdown/displayText";
 import { address, navigate } from "../shell/route";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { askConfirmation } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
@@ -13,7 +14,8 @@ const DAY_MS = 86_400_000;
 
 function dayGroup(updated: number): string {
   const days = Math.floor((new Date().setHours(24, 0, 0, 0) - updated) / DAY_MS);
-  return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 7 ? "This week" : "Earlier";
+  const t = labels.value.chat.days;
+  return days < 1 ? t.today : days < 2 ? t.yesterday : days < 7 ? t.week : t.earlier;
 }
 
 function download(name: string, value: unknown): void {
@@ -25,7 +27,8 @@ function download(name: string, value: unknown): void {
 }
 
 async function remove(one: Conversation): Promise<void> {
-  if (await askConfirmation(`Delete “${one.title}”?`, "It is stored in this browser only. This cannot be undone.", "Delete")) {
+  const t = labels.value.chat;
+  if (await askConfirmation(t.deleteChatTitle(one.title), t.deleteChatText, labels.value.common.delete)) {
     if (current.value?.id === one.id) navigate("chat");
     await removeConversation(one.id);
   }
@@ -33,6 +36,7 @@ async function remove(one: Conversation): Promise<void> {
 
 /** List of the conversations in this browser. */
 export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: () => void }) {
+  const t = labels.value.chat;
   const [text, setText] = useState("");
   const [renamed, setRenamed] = useState("");
   const [found, setFound] = useState<Set<string> | null>(null);
@@ -57,9 +61,9 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
     if (!chosen) return;
     try {
       const count = await importConversations(await chosen.text());
-      setStatus(`${count} conversation${count === 1 ? "" : "s"} imported`);
+      setStatus(t.imported(count));
     } catch (error) {
-      setStatus(error instanceof SyntaxError ? "This file is not JSON." : (error as Error).message);
+      setStatus(error instanceof SyntaxError ? t.notJson : (error as Error).message);
     }
     file.current!.value = "";
   }
@@ -69,24 +73,24 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
       const all = await exportConversations(conversations.value.map((one) => one.id));
       download(`llamado-chats-${new Date().toISOString().slice(0, 10)}.json`, all);
     } catch (error) {
-      setStatus(`The chats were not exported: ${(error as Error).message}`);
+      setStatus(t.notExported((error as Error).message));
     }
   }
 
   const listed = conversations.value.filter((one) => !found || found.has(one.id));
   let last = "";
   return (
-    <aside class="sidebar" aria-label="Chats">
+    <aside class="sidebar" aria-label={t.chats}>
       <div class="sidebar-head">
         <a class="new" href={address("chat")} onClick={onChosen}>
-          <Icon name="plus" /> New chat
+          <Icon name="plus" /> {t.newChat}
         </a>
-        <IconButton kind="narrow" icon="close" label="Close chat list" onClick={onClose} />
+        <IconButton kind="narrow" icon="close" label={t.closeList} onClick={onClose} />
       </div>
       <input
         type="search"
-        placeholder="Search"
-        aria-label="Search chats"
+        placeholder={t.search}
+        aria-label={t.searchChats}
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
       />
@@ -110,31 +114,31 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
                       onDblClick={() => setRenamed(one.id)}
                     >
                       <bdi>{displayText(one.title)}</bdi>
-                      {isBusy(one.id) && <i class="busy" title="answer in progress" />}
+                      {isBusy(one.id) && <i class="busy" title={t.answering} />}
                     </a>
-                    <IconButton icon="pencil" label={`Rename ${one.title}`} onClick={() => setRenamed(one.id)} />
-                    <IconButton icon="trash" label={`Delete ${one.title}`} disabled={isBusy(one.id)} onClick={() => void remove(one)} />
+                    <IconButton icon="pencil" label={t.renameChat(one.title)} onClick={() => setRenamed(one.id)} />
+                    <IconButton icon="trash" label={t.deleteChat(one.title)} disabled={isBusy(one.id)} onClick={() => void remove(one)} />
                   </>
                 )}
               </li>
             </>
           );
         })}
-        {!listed.length && isListLoaded.value && <li class="chats-head">{found ? "Nothing found" : "Chats are stored in this browser only."}</li>}
+        {!listed.length && isListLoaded.value && <li class="chats-head">{found ? t.nothingFound : t.storedHere}</li>}
       </ul>
       <div class="sidebar-foot">
         <button class="quiet small" type="button" disabled={!conversations.value.length} onClick={() => void exportAll()}>
-          Export
+          {t.export}
         </button>
         <button class="quiet small" type="button" onClick={() => file.current?.click()}>
-          Import
+          {t.import}
         </button>
         <input
           ref={file}
           class="hidden"
           type="file"
           accept="application/json,.json,.jsonl"
-          aria-label="Chat file"
+          aria-label={t.chatFile}
           tabIndex={-1}
           onChange={() => void importFile()}
         />
@@ -150,7 +154,7 @@ function TitleEditor({ chat, onDone }: { chat: Conversation; onDone: () => void 
   return (
     <input
       type="text"
-      aria-label="Chat title"
+      aria-label={labels.value.chat.chatTitle}
       defaultValue={chat.title}
       ref={(field) => {
         if (field && document.activeElement !== field && !left.current) field.select();

@@ -1,6 +1,8 @@
 import { useRef } from "preact/hooks";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { serverTools } from "../tools/catalog";
+import type { RunnableTool } from "../tools/mcp";
 import { Icon } from "../ui/Icon";
 import { busy, runningCalls, runCall, sendResult, shownPath } from "./actions";
 import type { Message, ToolCall } from "./tree";
@@ -23,7 +25,7 @@ export function ToolCalls({ message }: { message: Message }) {
         return (
           <div key={call.id} class="tool-call">
             <div class="calls">
-              <Icon name="tool" /> Calls <code>{displayText(call.name)}</code>
+              <Icon name="tool" /> {labels.value.chat.calls}<code>{displayText(call.name)}</code>
             </div>
             <pre tabIndex={0}>{displayText(prettyJson(call.arguments))}</pre>
             {!result && <RunButton message={message} call={call} />}
@@ -35,13 +37,17 @@ export function ToolCalls({ message }: { message: Message }) {
   );
 }
 
+function runLabel({ address }: RunnableTool): string {
+  return address ? labels.value.chat.runAt(address) : labels.value.chat.runOnServer;
+}
+
 function RunButton({ message, call }: { message: Message; call: ToolCall }) {
   const tool = serverTools.value.find((one) => one.name === call.name);
   if (!tool) return null;
   const runs = runningCalls.value.has(call.id);
   return (
     <button class="primary run" type="button" disabled={runs || busy.value} onClick={() => void runCall(message, call)}>
-      {runs ? "Running…" : `Run ${tool.where}`}
+      {runs ? labels.value.chat.running : runLabel(tool)}
     </button>
   );
 }
@@ -54,10 +60,10 @@ function ResultForm({ message, call }: { message: Message; call: ToolCall }) {
   }
   return (
     <form class="result-form" onSubmit={submit}>
-      <label for={`result-${call.id}`}>Result of {displayText(call.name)}</label>
+      <label for={`result-${call.id}`}>{displayText(labels.value.chat.resultOf(call.name))}</label>
       <textarea id={`result-${call.id}`} ref={field} rows={2} />
       <button type="submit" disabled={busy.value}>
-        Send result
+        {labels.value.chat.sendResult}
       </button>
     </form>
   );

@@ -2,6 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { explain } from "../api/problems";
 import { isRouter, refreshProps } from "../api/server";
+import { labels } from "../text";
 import { toolSchemas, serverTools } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
 import { type Answer, generate } from "./generate";
@@ -154,7 +155,7 @@ async function runAutomatically(stopped: AbortSignal, message: Message): Promise
   if (!calls.length || message.ending !== "tool_calls") return;
   const since = shownPath.value.slice(shownPath.value.findLastIndex((one) => one.role === "user") + 1);
   if (since.filter((one) => one.toolCalls?.length).length > MAX_ROUNDS) {
-    failure.value = `Stopped after ${MAX_ROUNDS} rounds of automatic tool calls. To continue, run the next call yourself.`;
+    failure.value = labels.value.chat.tooManyRounds(MAX_ROUNDS);
     return;
   }
   for (const call of calls) if (!stopped.aborted) await runCall(message, call);
@@ -202,8 +203,8 @@ async function answer(stopped: AbortSignal, thread: Thread, from?: Message): Pro
     ended = withAnswer(start, found);
   } catch (error) {
     const written = latest ? withAnswer(start, latest) : start;
-    const again = written.content || written.reasoning ? "choose Continue" : "choose Regenerate";
-    ended = { ...written, ending: "error", error: explain(error, again) };
+    const action = written.content || written.reasoning ? "continue" : "regenerate";
+    ended = { ...written, ending: "error", error: explain(error, action) };
   } finally {
     frames.end();
     saver.end();

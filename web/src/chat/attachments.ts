@@ -1,4 +1,5 @@
 // Attached files as text.
+import { labels } from "../text";
 import type { TextFile } from "./tree";
 
 const MAX_TEXT = 2_000_000; // bytes
@@ -8,7 +9,7 @@ const MAX_PDF = 50_000_000;
 export async function readAttachment(file: File): Promise<TextFile> {
   const isPdf = file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf");
   const most = isPdf ? MAX_PDF : MAX_TEXT;
-  if (file.size > most) throw new Error(`larger than ${most / 1e6} MB`);
+  if (file.size > most) throw new Error(labels.value.chat.largerThan(most / 1e6));
   const bytes = await file.arrayBuffer();
   if (isPdf) {
     const { textOfPdf } = await import("./pdf");
@@ -18,8 +19,8 @@ export async function readAttachment(file: File): Promise<TextFile> {
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error("not a text file (UTF-8) or PDF");
+    throw new Error(labels.value.chat.notTextOrPdf);
   }
-  if (text.includes("\0")) throw new Error("not a text file or PDF");
+  if (text.includes("\0")) throw new Error(labels.value.chat.notTextOrPdf);
   return { name: file.name, text };
 }

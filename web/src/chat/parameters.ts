@@ -2,14 +2,16 @@
 import { signal } from "@preact/signals";
 import { getJson } from "../api/http";
 import { isRouter, type Props } from "../api/server";
+import { labels } from "../text";
 
 /** Groups of parameters, in the order of the settings panel. */
-export const GROUPS = ["Sampling", "Length and stop", "Repetition", "More samplers", "Other"] as const;
+export const GROUPS = ["sampling", "length", "repetition", "samplers", "other"] as const;
 export type Group = (typeof GROUPS)[number];
 
 export interface Parameter {
   name: string;
   kind: "number" | "integer" | "boolean" | "text" | "list" | "object" | "json";
+  /** The server's; "" for parameters of the chat template. See `describe`. */
   description: string;
   /** The value that the server uses by default. */
   default: unknown;
@@ -36,17 +38,17 @@ const EXCLUDED = new Set(
 );
 
 const GROUP_PATTERNS: [RegExp, Group][] = [
-  [/^(seed|temperature|top_k|top_p|min_p|samplers)$/, "Sampling"],
-  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "Length and stop"],
-  [/^(repeat|presence|frequency|dry)_/, "Repetition"],
-  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "More samplers"],
+  [/^(seed|temperature|top_k|top_p|min_p|samplers)$/, "sampling"],
+  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "length"],
+  [/^(repeat|presence|frequency|dry)_/, "repetition"],
+  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "samplers"],
 ];
 
 /** APIs have different names for the token limit; n_indent applies to lines of code before the answer. */
 const ONLY: Record<string, "chat" | "text"> = { max_tokens: "chat", n_predict: "text", n_indent: "text" };
 
 function groupOf(name: string): Group {
-  return GROUP_PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? "Other";
+  return GROUP_PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? "other";
 }
 
 /** Parameters by model name; "": the only model. */
@@ -71,17 +73,17 @@ export function listParameters(props: Props, document: Document | null): Paramet
 }
 
 // Parameters of the chat template; `where` matches templates that use one.
-const TEMPLATE_PARAMETERS: { name: string; kind: Parameter["kind"]; where: RegExp; description: string }[] = [
-  { name: "reasoning_effort", kind: "text", where: /reasoning_effort|enable_thinking|<think>/, description: "how long to think: none, low, medium, high" },
-  { name: "reasoning_budget_tokens", kind: "integer", where: /think|reasoning/, description: "maximum reasoning tokens (-1: unlimited)" },
-  { name: "parallel_tool_calls", kind: "boolean", where: /tool/, description: "several tool calls in one answer" },
-  { name: "chat_template_kwargs", kind: "object", where: /^/, description: "variables of the template, as a JSON object" },
+const TEMPLATE_PARAMETERS: { name: string; kind: Parameter["kind"]; where: RegExp }[] = [
+  { name: "reasoning_effort", kind: "text", where: /reasoning_effort|enable_thinking|<think>/ },
+  { name: "reasoning_budget_tokens", kind: "integer", where: /think|reasoning/ },
+  { name: "parallel_tool_calls", kind: "boolean", where: /tool/ },
+  { name: "chat_template_kwargs", kind: "object", where: /^/ },
 ];
 
 function templateParameters(props: Props, document: Document | null): Parameter[] {
   const schema = chatSchema(document);
   return TEMPLATE_PARAMETERS.filter(({ name, where }) => schema && name in schema && where.test(props.chat_template ?? "")).map(
-    ({ name, kind, description }) => ({ name, kind, description, default: undefined, group: groupOf(name), only: "chat" }),
+    ({ name, kind }) => ({ name, kind, description: "", default: undefined, group: groupOf(name), only: "chat" }),
   );
 }
 
@@ -126,13 +128,13 @@ export function parseValue(parameter: Parameter, text: string): unknown {
   if (typed === "") return undefined;
   if (parameter.kind === "number" || parameter.kind === "integer") {
     const value = Number(typed);
-    if (!Number.isFinite(value)) throw new Error("expected a number");
-    if (parameter.kind === "integer" && !Number.isInteger(value)) throw new Error("expected a whole number");
+    if (!Number.isFinite(value)) throw new Error(labels.value.settings.expectedNumber);
+    if (parameter.kind === "integer" && !Number.isInteger(value)) throw new Error(labels.value.settings.expectedInteger);
     return value;
   }
   if (parameter.kind === "object") {
     const value: unknown = JSON.parse(typed);
-    if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("expected a JSON object");
+    if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(labels.value.settings.expectedObject);
     return value;
   }
   if (parameter.kind === "json") return JSON.parse(typed) as unknown;
@@ -140,6 +142,11 @@ export function parseValue(parameter: Parameter, text: string): unknown {
     return typed.startsWith("[") ? (JSON.parse(typed) as unknown) : typed.split(",").map((part) => part.trim());
   }
   return text;
+}
+
+/** Return the description of a parameter. The server's own are English. */
+export function describe({ name, description }: Parameter): string {
+  return description || (labels.value.settings.templateParameters[name] ?? "");
 }
 
 export function formatValue(value: unknown): string {

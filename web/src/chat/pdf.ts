@@ -1,6 +1,7 @@
 // Text of a PDF. The PDF library is loaded with the first file.
 import * as pdf from "pdfjs-dist";
 import { scriptUrl } from "../shell/trusted";
+import { labels } from "../text";
 import worker from "pdfjs-dist/build/pdf.worker.min.mjs?url";
 
 /** Return the text. Throws an Error if the file is no PDF, is locked, or has images only. */
@@ -22,7 +23,7 @@ export async function textOfPdf(bytes: ArrayBuffer): Promise<string> {
       pages.push(lines.join("").trim());
     }
     const text = pages.filter(Boolean).join("\n\n");
-    if (!text) throw new Error("this PDF contains images but no text");
+    if (!text) throw new Error(labels.value.chat.pdfWithoutText);
     return text;
   } finally {
     await task.destroy();

@@ -1,5 +1,6 @@
 // Settings of a conversation: the fields of its requests other than messages.
 import { modelFor } from "../api/server";
+import { labels } from "../text";
 import { persistentSignal } from "../ui/persistent";
 
 export interface Settings {
@@ -40,11 +41,11 @@ export function requestFields(settings: Settings, tools: readonly unknown[] = []
   const model = modelFor(settings.model);
   if (model) request["model"] = model;
   if (settings.schema.trim()) {
-    const schema = parseJson(settings.schema, "The JSON schema");
+    const schema = parseJson(settings.schema, labels.value.settings.invalidSchema);
     request["response_format"] = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
-  const typed = settings.tools.trim() ? parseJson(settings.tools, "The tools") : [];
-  if (!Array.isArray(typed)) throw new Error("The tools must be a JSON array.");
+  const typed = settings.tools.trim() ? parseJson(settings.tools, labels.value.settings.invalidTools) : [];
+  if (!Array.isArray(typed)) throw new Error(labels.value.settings.toolsNotArray);
   const all = [...typed, ...tools];
   if (all.length) request["tools"] = all;
   // The server rejects probabilities in streams with tools.
@@ -55,10 +56,10 @@ export function requestFields(settings: Settings, tools: readonly unknown[] = []
   return request;
 }
 
-function parseJson(text: string, what: string): unknown {
+function parseJson(text: string, describe: (why: string) => string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what}: ${error instanceof Error ? error.message : String(error)}`);
+    throw new Error(describe(error instanceof Error ? error.message : String(error)));
   }
 }

@@ -40,10 +40,10 @@ test("imports an exported file as copies", async () => {
   await store.openConversation(copy.id);
   const { path } = await import("./tree");
   expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
-  await expect(store.importConversations('{"format": "other"}')).rejects.toThrow("no conversations");
+  await expect(store.importConversations('{"format": "other"}')).rejects.toThrow("no chats");
   const loop = { id: "m", parent: "m", role: "user", content: "x" };
   for (const conversations of [3, [null], [{}], [{ conversation: { title: "x" }, messages: [null] }], [{ conversation: { title: "x" }, messages: [loop] }]]) {
-    await expect(store.importConversations(JSON.stringify({ format: "llamado-conversations", version: 1, conversations }))).rejects.toThrow(/conversation/);
+    await expect(store.importConversations(JSON.stringify({ format: "llamado-conversations", version: 1, conversations }))).rejects.toThrow(/chat/);
   }
   await store.removeConversation(copy.id);
   expect(store.conversations.value.map((one) => one.id)).toEqual(before);

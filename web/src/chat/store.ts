@@ -1,6 +1,7 @@
 // Conversations, stored in the browser (IndexedDB) only.
 import { computed, signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
+import { labels } from "../text";
 import { dropDraft } from "./drafts";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Conversation, type Message, type Messages, subtree } from "./tree";
@@ -32,7 +33,7 @@ const unsaved = signal<ReadonlyMap<string, { value: Conversation | Message; reas
 /** Why the current conversation is not stored; "" if it is. */
 export const storageFailure = computed(() => {
   const found = [...unsaved.value.values()].find(({ value }) => conversationOf(value) === current.value?.id);
-  return found ? `This chat is not saved and will be lost when you leave it: ${found.reason}` : "";
+  return found ? labels.value.chat.notSaved(found.reason) : "";
 });
 /** Messages of the current conversation, by id. */
 export const messages = signal<Messages>(new Map());
@@ -90,7 +91,7 @@ async function loadMessages(id: string): Promise<void> {
 /** Return the first words of a message. */
 function titleOf(message: string): string {
   const line = message.replace(/\s+/g, " ").trim();
-  if (line.length <= TITLE_LENGTH) return line || "New chat";
+  if (line.length <= TITLE_LENGTH) return line || labels.value.chat.newChat;
   const cut = line.slice(0, TITLE_LENGTH);
   return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()}…`;
 }
@@ -140,9 +141,9 @@ async function retryUnsaved(): Promise<void> {
 /** Return why the browser did not store something, and what to do. */
 export function explainStorage(error: unknown): string {
   if (error instanceof DOMException && error.name === "QuotaExceededError") {
-    return "the browser's storage for this page is full. Delete chats with pictures or sounds; export them before to keep a copy.";
+    return labels.value.chat.storageFull;
   }
-  return `the browser cannot store it (${error instanceof Error ? error.message : String(error)}).`;
+  return labels.value.chat.storageFailed(error instanceof Error ? error.message : String(error));
 }
 
 /** Change the current conversation. */

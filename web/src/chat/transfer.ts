@@ -1,5 +1,6 @@
 // Export and import of conversations. A picture or sound becomes a `data:` URI.
 import { toDataUri } from "../media/dataUri";
+import { labels } from "../text";
 import { fromLlamaCpp } from "./llamacpp";
 import { addConversations, conversations, explainStorage, messagesOf, newId } from "./store";
 import { type Attachment, type Conversation, isMedia, type Message } from "./tree";
@@ -44,7 +45,7 @@ function parse(text: string): unknown[] {
   if (found) return found;
   const content = JSON.parse(text) as Partial<ExportFile> | null;
   if (content?.format !== "llamado-conversations" || content.version !== 1 || !Array.isArray(content.conversations)) {
-    throw new Error("This file contains no conversations from llamado or llama.cpp.");
+    throw new Error(labels.value.chat.notChats);
   }
   return content.conversations;
 }
@@ -53,7 +54,7 @@ function parse(text: string): unknown[] {
 function copy(value: unknown): { conversation: Conversation; messages: Message[] } {
   const one = value as { conversation?: unknown; messages?: unknown } | null;
   const conversation = validate.conversation(one?.conversation);
-  if (!Array.isArray(one?.messages)) throw new Error("A conversation is incomplete.");
+  if (!Array.isArray(one?.messages)) throw new Error(labels.value.chat.incomplete);
   const originals = one.messages.map(validate.message);
   validate.checkTree(originals);
   const ids = new Map(originals.map((message) => [message.id, newId()]));
@@ -79,7 +80,7 @@ export async function importConversations(text: string): Promise<number> {
   try {
     await addConversations(copies);
   } catch (error) {
-    throw new Error(`Nothing was imported: ${explainStorage(error)}`);
+    throw new Error(labels.value.chat.notImported(explainStorage(error)));
   }
   return copies.length;
 }

@@ -1,6 +1,7 @@
 // Validation of imported conversations: only fields that the page itself writes are kept.
 import { NO_SETTINGS, type Settings } from "./settings";
 import { fromDataUri } from "../media/dataUri";
+import { labels } from "../text";
 import type { Attachment, Conversation, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
 type Fields = Record<string, unknown>;
@@ -49,7 +50,7 @@ const ENDINGS = ["length", "aborted", "interrupted"] as const;
 export function message(value: unknown): Message {
   const one = fields(value);
   const role = ROLES.find((candidate) => candidate === one["role"]);
-  if (!role || typeof one["id"] !== "string") throw new Error("A conversation is incomplete.");
+  if (!role || typeof one["id"] !== "string") throw new Error(labels.value.chat.incomplete);
   const found: Message = {
     id: one["id"],
     conversation: "",
@@ -88,7 +89,7 @@ function settings(value: unknown): Settings {
 /** Return a valid conversation. Throws an Error if that is impossible. */
 export function conversation(value: unknown): Conversation {
   const one = fields(value);
-  if (typeof one["title"] !== "string") throw new Error("A conversation is incomplete.");
+  if (typeof one["title"] !== "string") throw new Error(labels.value.chat.incomplete);
   return {
     id: "",
     title: one["title"].slice(0, 500),
@@ -106,7 +107,7 @@ export function checkTree(all: readonly Message[]): void {
   for (const { id } of all) {
     const way = new Set<string>();
     for (let at: string | null = id; at !== null && !good.has(at); at = parents.get(at) ?? null) {
-      if (way.has(at)) throw new Error("A conversation is invalid: a message follows itself.");
+      if (way.has(at)) throw new Error(labels.value.chat.ownAncestor);
       way.add(at);
     }
     for (const one of way) good.add(one);

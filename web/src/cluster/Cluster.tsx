@@ -1,10 +1,13 @@
 import { useEffect } from "preact/hooks";
 import { apiKey } from "../api/http";
 import { isKnown, isRouter } from "../api/server";
+import { labels } from "../text";
+import { language } from "../text/language";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { RouterNotice } from "./RouterNotice";
-import { formatBytes, formatMs } from "../ui/format";
+import { formatBytes, formatDecimal, formatMs } from "../ui/format";
+import { Rich } from "../ui/Rich";
 import { shortName } from "./layout";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
@@ -22,7 +25,7 @@ export function Cluster() {
   const body = isSingleServer ? cluster.value : null;
   return (
     <div class="cluster">
-      <h1 class="hidden">Cluster</h1>
+      <h1 class="hidden">{labels.value.cluster.title}</h1>
       {isRouter.value && <RouterNotice view="cluster" />}
       {errorText.value && <p class="notice">{errorText.value}</p>}
       {body && (body.devices.length ? <SplitModel /> : <SingleMachine />)}
@@ -31,44 +34,42 @@ export function Cluster() {
 }
 
 function SingleMachine() {
+  const t = labels.value.cluster;
   return (
     <section class="start">
-      <h2>The model runs on this machine only</h2>
-      <p>
-        If it is split over several machines, this view shows the layers of each one, its link, the predicted and measured time per token, and
-        events such as lost workers. You can then drag layers from one machine to another while answers continue.
-      </p>
-      <p>Try it with three processes on this machine:</p>
+      <h2>{t.single}</h2>
+      <p>{t.singleAbout}</p>
+      <p>{t.trySplit}</p>
       <pre>
         <code>{START}</code> <Copy text={START} />
       </pre>
       <p>
-        To use other machines, run <code>llamado worker -H 0.0.0.0</code> on each, and <code>llamado serve --rpc HOST</code> here.
+        <Rich text={t.otherMachines} />
       </p>
     </section>
   );
 }
 
 function SplitModel() {
+  const t = labels.value.cluster;
   const { devices, events, model } = cluster.value!;
   return (
     <>
       <Summary />
       <section>
-        <h2>Layers</h2>
+        <h2>{t.layers}</h2>
         <p class="hint">
-          Time per token of {model}: <span class="key predicted" /> predicted, <span class="key measured" /> measured in the last minute. Drag
-          layers to another lane, or move borders with + and −.
+          {t.timeOf(model)} <span class="key predicted" /> {t.predicted}, <span class="key measured" /> {t.measured}. {t.dragHint}
         </p>
         <Lanes devices={devices} />
         <DraftBar />
       </section>
       <section>
-        <h2>Machines</h2>
+        <h2>{t.machines}</h2>
         <Machines devices={devices} />
       </section>
       <section>
-        <h2>Events</h2>
+        <h2>{t.events}</h2>
         <Events events={events} />
       </section>
     </>
@@ -76,38 +77,41 @@ function SplitModel() {
 }
 
 function Summary() {
+  const t = labels.value.cluster;
   const body = cluster.value!;
   const time = body.token_seconds;
   const measured = time && time.total > 0 ? time : null;
   return (
-    <Figures label="Time per token">
-      <Figure title="Speed" value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} more="tokens/s, last minute" />
-      <Figure title="Time per token, measured" value={measured ? formatMs(measured.total) : "–"} />
-      <Figure title="Time per token, predicted" value={formatMs(body.predicted_seconds)} more={body.predicted_seconds === null && <MeasureButton />} />
-      <Figure title="Compute" value={measured ? formatMs(measured.compute) : "–"} />
-      <Figure title="Links" value={measured ? formatMs(measured.link) : "–"} />
+    <Figures label={t.timePerToken}>
+      <Figure title={t.speed} value={measured ? formatDecimal(body.tokens_per_second ?? 0, 1) : "–"} more={t.speedUnit} />
+      <Figure title={t.timePerToken} value={measured ? formatMs(measured.total) : "–"} more={t.lastMinute} />
+      <Figure title={t.predictedTime} value={formatMs(body.predicted_seconds)} more={body.predicted_seconds === null && <MeasureButton />} />
+      <Figure title={t.compute} value={measured ? formatMs(measured.compute) : "–"} />
+      <Figure title={t.links} value={measured ? formatMs(measured.link) : "–"} />
     </Figures>
   );
 }
 
 /** A button that measures unknown speeds; measuring pauses answers. */
 function MeasureButton() {
+  const t = labels.value.cluster;
   const runs = busy.value === "predicting";
   return (
     <button
       class="quiet small"
       type="button"
-      title="Measure unknown speeds; answers pause for up to two seconds"
+      title={t.measureTitle}
       disabled={busy.value !== "" || draftLayout.value !== null}
       onClick={() => void measure()}
     >
-      {runs ? "Measuring…" : "Measure"}
+      {runs ? t.measuring : t.measure}
     </button>
   );
 }
 
 /** Predicted time and memory of the draft layout, with buttons to apply or discard it. */
 function DraftBar() {
+  const t = labels.value.cluster;
   const found = prediction.value;
   const missing = found?.devices.filter((one) => one.memory.missing > 0) ?? [];
   const lost = cluster.value!.devices.filter((one) => (one.state === "lost" || one.state === "away") && draftLayout.value?.includes(one.device));
@@ -117,23 +121,17 @@ function DraftBar() {
       {draftLayout.value && (
         <>
           <span class="result">
-            {busy.value === "predicting" && "Predicting…"}
-            {busy.value === "moving" && "Moving layers…"}
-            {busy.value === "" && found && (
-              <>
-                This layout takes <strong>{formatMs(found.seconds)}</strong> per token
-                {found.seconds !== null && ` (${(1 / found.seconds).toFixed(1)} tokens/s)`}
-                {found.seconds !== null && before !== null && `, ${describeChange(before, found.seconds)}`}.
-              </>
-            )}
+            {busy.value === "predicting" && t.predicting}
+            {busy.value === "moving" && t.moving}
+            {busy.value === "" && found && `${describeDraft(found.seconds, before)}.`}
             {missing.map((one) => (
               <em key={one.device}>
                 {" "}
-                {shortName(one.device)} needs {formatBytes(one.memory.missing)} more memory.
+                {t.needsMemory(shortName(one.device), formatBytes(one.memory.missing))}
               </em>
             ))}
             {lost.map((one) => (
-              <em key={one.device}> {shortName(one.device)} is not connected.</em>
+              <em key={one.device}> {t.notConnected(shortName(one.device))}</em>
             ))}
             {draftError.value && <em> {draftError.value}</em>}
           </span>
@@ -143,10 +141,10 @@ function DraftBar() {
             disabled={busy.value !== "" || missing.length > 0 || lost.length > 0}
             onClick={() => void applyDraft()}
           >
-            Apply
+            {t.apply}
           </button>
           <button type="button" disabled={busy.value === "moving"} onClick={discardDraft}>
-            Discard
+            {t.discard}
           </button>
         </>
       )}
@@ -154,14 +152,22 @@ function DraftBar() {
   );
 }
 
+function describeDraft(seconds: number | null, before: number | null): string {
+  const rate = seconds === null ? "" : formatDecimal(1 / seconds, 1);
+  const time = labels.value.cluster.draftTime(formatMs(seconds), rate);
+  return seconds === null || before === null ? time : `${time}, ${describeChange(before, seconds)}`;
+}
+
 function describeChange(before: number, after: number): string {
+  const t = labels.value.cluster;
   const part = after / before - 1;
-  if (Math.abs(part) < 0.005) return "same as now";
-  return `${Math.abs(100 * part).toFixed(0)}% ${part < 0 ? "less" : "more"} than now`;
+  if (Math.abs(part) < 0.005) return t.sameAsNow;
+  const percent = formatDecimal(Math.abs(100 * part), 0);
+  return part < 0 ? t.lessThanNow(percent) : t.moreThanNow(percent);
 }
 
 function Events({ events }: { events: ClusterEvent[] }) {
-  if (!events.length) return <p class="hint">No events in the last hour.</p>;
+  if (!events.length) return <p class="hint">{labels.value.cluster.noEvents}</p>;
   return (
     <ol class="events">
       {[...events]
@@ -169,8 +175,8 @@ function Events({ events }: { events: ClusterEvent[] }) {
         .slice(0, 40)
         .map((event) => (
           <li key={`${event.at} ${event.device} ${event.kind}`} class={event.kind}>
-            <time dateTime={new Date(1e3 * event.at).toISOString()}>{new Date(1e3 * event.at).toLocaleTimeString()}</time>
-            <strong>{event.kind}</strong> {event.device}: {event.what}
+            <time dateTime={new Date(1e3 * event.at).toISOString()}>{new Date(1e3 * event.at).toLocaleTimeString(language.value)}</time>
+            <strong>{labels.value.cluster.eventKinds[event.kind]}</strong> {event.device}: {event.what}
           </li>
         ))}
     </ol>

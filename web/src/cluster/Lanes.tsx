@@ -1,4 +1,5 @@
 import { useRef, useState } from "preact/hooks";
+import { labels } from "../text";
 import { formatMs } from "../ui/format";
 import { type Edge, type Layout, assignPlaces, placeName, placeToGive, placeToTake, shortName } from "./layout";
 import type { DeviceView } from "../api/schema";
@@ -52,7 +53,7 @@ export function Lanes({ devices }: { devices: DeviceView[] }) {
       {devices.map((device, i) => (
         <section key={device.device} class={`lane ${device.state}`} aria-label={device.device} style={{ "--own": `var(--device-${i % 6})` }}>
           <h3 title={device.device}>
-            {shortName(device.device)} <small>{device.state === "ready" ? "" : device.state}</small>
+            {shortName(device.device)} <small>{labels.value.cluster.laneStates[device.state]}</small>
           </h3>
           <EdgeButtons layout={shown} device={device.device} edge="start" isLocked={isLocked} />
           <div
@@ -92,31 +93,35 @@ function measuredSeconds(device: DeviceView): number {
 }
 
 function describeLayers(layout: Layout, device: string): string {
+  const t = labels.value.cluster;
   const head = layout.length - 1;
   const runs: string[] = [];
   for (let i = 0; i < head; i++) {
     if (layout[i] !== device) continue;
     const first = i;
     while (i + 1 < head && layout[i + 1] === device) i++;
-    runs.push(first === i ? `layer ${i}` : `layers ${first} to ${i}`);
+    runs.push(first === i ? t.layer(i) : t.layerRange(first, i));
   }
-  if (layout[head] === device) runs.push("the head");
-  return runs.join(" and ") || "no layers";
+  if (layout[head] === device) runs.push(t.head);
+  return runs.join(t.and) || t.noLayers;
 }
 
 /** Buttons that move the border of a device's layers, as an alternative to dragging. */
 function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; device: string; edge: Edge; isLocked: boolean }) {
+  const t = labels.value.cluster;
   const take = placeToTake(layout, device, edge);
   const give = placeToGive(layout, device, edge);
   const name = shortName(device);
+  const taking = take !== null && t.moveTo(placeName(layout, take), name);
+  const giving = give && t.moveFrom(placeName(layout, give.place), name, shortName(give.to));
   return (
     <span class="edges">
       <button
         type="button"
         class="quiet"
         disabled={isLocked || take === null}
-        aria-label={take === null ? `No layer to move to ${name} at the ${edge}` : `Move ${placeName(layout, take)} to ${name}`}
-        title={take === null ? undefined : `Move ${placeName(layout, take)} to ${name}`}
+        aria-label={taking || t.noLayerTo[edge](name)}
+        title={taking || undefined}
         onClick={() => take !== null && void previewLayout(assignPlaces(layout, take, take, device))}
       >
         +
@@ -125,8 +130,8 @@ function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; devic
         type="button"
         class="quiet"
         disabled={isLocked || give === null}
-        aria-label={give === null ? `No layer to move from ${name} at the ${edge}` : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
-        title={give === null ? undefined : `Move ${placeName(layout, give.place)} from ${name} to ${shortName(give.to)}`}
+        aria-label={giving || t.noLayerFrom[edge](name)}
+        title={giving || undefined}
         onClick={() => give && void previewLayout(assignPlaces(layout, give.place, give.place, give.to))}
       >
         −
@@ -137,6 +142,7 @@ function EdgeButtons({ layout, device, edge, isLocked }: { layout: Layout; devic
 
 /** Predicted and measured seconds of a token on a device. */
 function Times({ device, longest }: { device: DeviceView; longest: number }) {
+  const t = labels.value.cluster;
   const after = prediction.value?.devices.find((one) => one.device === device.device)?.seconds;
   const then = after && after.compute !== null ? after.compute + after.link : null;
   const measured = measuredSeconds(device);
@@ -150,10 +156,10 @@ function Times({ device, longest }: { device: DeviceView; longest: number }) {
         {bar(measured, "measured")}
       </span>
       <span class="words">
-        <span title="predicted time per token">{formatMs(device.predicted.seconds)}</span>
-        {draftLayout.value && <strong title="with the drafted layout"> → {formatMs(then)}</strong>}
+        <span title={t.predictedTitle}>{formatMs(device.predicted.seconds)}</span>
+        {draftLayout.value && <strong title={t.draftedTitle}> → {formatMs(then)}</strong>}
         <br />
-        <span title="measured time per token, last minute">{measured ? formatMs(measured) : "–"}</span>
+        <span title={t.measuredTitle}>{measured ? formatMs(measured) : "–"}</span>
       </span>
     </div>
   );

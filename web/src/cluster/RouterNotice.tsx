@@ -1,14 +1,17 @@
+import { labels } from "../text";
+import { Rich } from "../ui/Rich";
+
 /** Shown instead of a single server's view if this address is a router. */
-export function RouterNotice({ view }: { view: string }) {
+export function RouterNotice({ view }: { view: "cluster" | "lab" }) {
+  const t = labels.value.cluster;
   return (
     <section class="start">
-      <h2>This address is a router</h2>
+      <h2>{t.router}</h2>
       <p>
-        A router runs one server per model on this machine. To see the {view} of a model that is split over machines, open the address of its own{" "}
-        <code>llamado serve --rpc HOST</code>.
+        <Rich text={t.routerAbout[view]} />
       </p>
       <p>
-        To see the models of this router, open <a href="#/live">Live</a>.
+        <Rich text={t.routerModels} />
       </p>
     </section>
   );

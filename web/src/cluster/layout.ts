@@ -1,5 +1,6 @@
 // Layouts: a list with the device of each layer, and of the head at the end.
 import type { LayoutPart } from "../api/schema";
+import { labels } from "../text";
 
 export type Layout = string[];
 
@@ -54,7 +55,7 @@ export function placeToGive(layout: Layout, device: string, edge: Edge): { place
 
 /** Return the name of a place. */
 export function placeName(layout: Layout, place: number): string {
-  return place === layout.length - 1 ? "the head" : `layer ${place}`;
+  return place === layout.length - 1 ? labels.value.cluster.head : labels.value.cluster.layer(place);
 }
 
 /** Return a device's name without its address. */

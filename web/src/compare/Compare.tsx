@@ -13,6 +13,7 @@ import type { Message } from "../chat/tree";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
 import { MediaRow, PictureDialog } from "../media/MediaView";
+import { labels } from "../text";
 import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
 import { persistentSignal } from "../ui/persistent";
@@ -21,14 +22,14 @@ import { mark, unmark } from "./marks";
 import "../chat/chat.css";
 import "./compare.css";
 
-const NAMES = ["Left", "Right"] as const;
 const NEAR_END = 60; // pixels
 const openSide = signal<Side | null>(null);
 const marking = persistentSignal("compare.marks", true);
 
 export function Compare() {
+  const t = labels.value.compare;
   const list = useRef<HTMLDivElement>(null);
-  const [summary, setSummary] = useState("");
+  const [differing, setDiffering] = useState<{ differ: number; of: number } | null>(null);
   const busy = streaming.value.length > 0;
   const isMarking = marking.value;
   const all = turns.value;
@@ -44,15 +45,14 @@ export function Compare() {
   useEffect(() => {
     if (busy || !isMarking || !all.length) {
       unmark();
-      setSummary("");
+      setDiffering(null);
       return;
     }
     const pairs = Array.from(list.current!.querySelectorAll(".compared"), (row) => {
       const [left, right] = row.querySelectorAll(".markdown, .plain");
       return left && right ? ([left, right] as const) : [];
     }).filter((pair) => pair.length === 2) as [Element, Element][];
-    const { differ, of } = mark(pairs);
-    setSummary(differ ? `${differ} of ${of} words differ` : "The answers are the same, word for word");
+    setDiffering(mark(pairs));
     return unmark;
   }, [busy, isMarking, all]);
 
@@ -62,18 +62,18 @@ export function Compare() {
 
   return (
     <div class={`compare ${openSide.value === null ? "" : "shows-settings"}`}>
-      <section class="conversation" aria-label="Comparison">
+      <section class="conversation" aria-label={t.comparison}>
         <div class="chat-bar">
-          <h1>Compare</h1>
+          <h1>{t.title}</h1>
           <label class="check">
             <input type="checkbox" checked={isMarking} onChange={(event) => (marking.value = event.currentTarget.checked)} />
-            Highlight differences
+            {t.highlight}
           </label>
           <span role="status" class="summary">
-            {summary}
+            {differing && (differing.differ ? t.differ(differing.differ, differing.of) : t.same)}
           </span>
           <button class="quiet" type="button" disabled={!all.length} onClick={clear}>
-            Clear
+            {t.clear}
           </button>
         </div>
         <div class="compare-heads">
@@ -81,19 +81,16 @@ export function Compare() {
             <SideHeader key={side} side={side} />
           ))}
         </div>
-        <div ref={list} class="compare-turns" role="log" aria-label="Answers" aria-busy={busy} tabIndex={0} onScroll={scrolled}>
+        <div ref={list} class="compare-turns" role="log" aria-label={t.answers} aria-busy={busy} tabIndex={0} onScroll={scrolled}>
           {!all.length && (
             <div class="welcome">
-              <h2>One question, two answers</h2>
-              <p>
-                {isRouter.value ? "Choose a model for each side, or give" : "Give"} each side its own settings, such as another temperature or system
-                prompt, then ask both the same question.
-              </p>
+              <h2>{t.question}</h2>
+              <p>{isRouter.value ? t.hintRouter : t.hint}</p>
             </div>
           )}
           {all.map(({ question, answers }) => (
             <section key={question.id} class="turn">
-              <article class="message user" aria-label="You">
+              <article class="message user" aria-label={labels.value.common.you}>
                 <MediaRow attachments={question.attachments} />
                 <div class="message-text" dir="auto">
                   {displayText(question.content)}
@@ -124,7 +121,7 @@ export function Compare() {
       {openSide.value !== null && (
         <SettingsPanel
           key={openSide.value}
-          title={`${NAMES[openSide.value]} side`}
+          title={t.sideTitles[openSide.value]}
           settings={sideSettings(openSide.value)}
           onChange={(changes) => changeSide(openSide.value!, changes)}
           onClose={() => (openSide.value = null)}
@@ -136,35 +133,37 @@ export function Compare() {
 
 /** Model and settings of one side, in a line. */
 function SideHeader({ side }: { side: Side }) {
+  const t = labels.value.compare;
   const { model, system, parameters, schema } = sideSettings(side);
   const facts = [
     isRouter.value ? "" : (props.value.model_alias ?? ""),
     ...Object.entries(parameters).map(([name, value]) => `${name} ${JSON.stringify(value)}`),
-    system.trim() && "system prompt",
-    schema.trim() && "JSON schema",
+    system.trim() && t.systemPrompt,
+    schema.trim() && t.schema,
   ].filter(Boolean);
   return (
     <div class="compare-head">
-      <b class="side">{NAMES[side]}</b>
-      <ModelPicker label={`${NAMES[side]} model`} chosen={model} onChoose={(one) => changeSide(side, { model: one })} />
+      <b class="side">{t.sides[side]}</b>
+      <ModelPicker label={t.sideModels[side]} chosen={model} onChoose={(one) => changeSide(side, { model: one })} />
       <span class="what">{displayText(facts.join(" · "))}</span>
       <button
         class="quiet small"
         type="button"
-        aria-label={`${NAMES[side]} settings`}
+        aria-label={t.sideSettings[side]}
         aria-expanded={openSide.value === side}
         onClick={() => (openSide.value = openSide.value === side ? null : side)}
       >
-        <Icon name="sliders" /> Settings
+        <Icon name="sliders" /> {labels.value.common.settings}
       </button>
     </div>
   );
 }
 
 const AnswerView = memo(({ side, message, isStreaming }: { side: Side; message: Message; isStreaming: boolean }) => {
+  const t = labels.value.compare;
   const [probs, setProbs] = useState(false);
   return (
-    <article class="message assistant" aria-label={`${NAMES[side]} answer`}>
+    <article class="message assistant" aria-label={t.sideAnswers[side]}>
       <Reasoning message={message} isStreaming={isStreaming} />
       {probs && message.probs ? <Probabilities tokens={message.probs} /> : <Markdown text={message.content} isComplete={!isStreaming} />}
       {message.toolCalls?.map((call) => (
@@ -178,11 +177,11 @@ const AnswerView = memo(({ side, message, isStreaming }: { side: Side; message: 
         </p>
       )}
       {message.error && <p class="notice">{displayText(message.error)}</p>}
-      {!isStreaming && message.ending === "interrupted" && <p class="ending">Interrupted: the answer is incomplete.</p>}
+      {!isStreaming && message.ending === "interrupted" && <p class="ending">{t.interrupted}</p>}
       <footer class="message-foot">
         {message.probs && (
           <button class="quiet small" type="button" aria-pressed={probs} onClick={() => setProbs(!probs)}>
-            Probabilities
+            {labels.value.common.probabilities}
           </button>
         )}
         {message.stats && <AnswerStats stats={message.stats} isStreaming={isStreaming} />}

@@ -92,7 +92,7 @@ async function answer(side: Side, before: readonly Turn[], turn: Turn, signal: A
     });
     ended = withAnswer(start, found);
   } catch (error) {
-    ended = { ...(latest ? withAnswer(start, latest) : start), ending: "error", error: explain(error, "ask again") };
+    ended = { ...(latest ? withAnswer(start, latest) : start), ending: "error", error: explain(error, "ask") };
   } finally {
     frames.end();
     setAnswer(turn, side, ended);

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { persistentSignal } from "../ui/persistent";
 import { Outcome, Panel } from "./Panel";
@@ -17,6 +18,7 @@ const text = persistentSignal("complete.text", "");
 const before = signal<string | null>(null);
 
 export function Complete() {
+  const t = labels.value.complete;
   const [panel, setPanel] = useState(false);
   const [probs, setProbs] = useState(false);
   const field = useRef<HTMLTextAreaElement>(null);
@@ -41,22 +43,22 @@ export function Complete() {
     <div class={`complete ${panel ? "shows-settings" : ""}`}>
       <section
         class="conversation"
-        aria-label="Completion"
+        aria-label={t.completion}
         onKeyDown={(event) => {
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void complete(text.value);
           else if (event.key === "Escape" && busy) run.stop();
         }}
       >
         <div class="chat-bar">
-          <h1>Complete text</h1>
+          <h1>{t.title}</h1>
           <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
-            <Icon name="sliders" /> <span class="word">Settings</span>
+            <Icon name="sliders" /> <span class="word">{labels.value.common.settings}</span>
           </button>
         </div>
-        <p class="about">The model continues this text in place, without a chat template.</p>
+        <p class="about">{t.about}</p>
         {showsProbs ? (
-          <div class="written" tabIndex={0} role="group" aria-label="Probabilities of the tokens">
+          <div class="written" tabIndex={0} role="group" aria-label={t.tokenProbabilities}>
             {displayText(before.value!)}
             <Probabilities tokens={found.probs} />
           </div>
@@ -64,8 +66,8 @@ export function Complete() {
           <textarea
             ref={field}
             class="written"
-            aria-label="Text"
-            placeholder="Once upon a time"
+            aria-label={t.text}
+            placeholder={t.placeholder}
             dir="auto"
             spellcheck={false}
             value={shownText}
@@ -79,15 +81,15 @@ export function Complete() {
         <div class="complete-foot">
           {busy ? (
             <button class="primary" type="button" onClick={() => run.stop()}>
-              Stop
+              {labels.value.common.stop}
             </button>
           ) : (
-            <button class="primary" type="button" title="Ctrl+Enter" onClick={() => void complete(text.value)}>
-              Complete
+            <button class="primary" type="button" title={t.shortcut} onClick={() => void complete(text.value)}>
+              {t.complete}
             </button>
           )}
           <button type="button" disabled={busy || before.value === null} onClick={() => void complete(before.value!)}>
-            Retry
+            {t.retry}
           </button>
           <button
             type="button"
@@ -98,11 +100,11 @@ export function Complete() {
               setProbs(false);
             }}
           >
-            Undo
+            {t.undo}
           </button>
           {found !== null && found.probs.length > 0 && before.value !== null && (
             <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>
-              Probabilities
+              {labels.value.common.probabilities}
             </button>
           )}
           <Outcome of={run} />

@@ -6,6 +6,7 @@ import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import type { TextFile } from "../chat/tree";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { persistentSignal } from "../ui/persistent";
 import { Outcome, Panel } from "./Panel";
@@ -18,6 +19,7 @@ const prefix = persistentSignal("infill.prefix", "");
 const suffix = persistentSignal("infill.suffix", "");
 
 export function Infill() {
+  const t = labels.value.infill;
   const [panel, setPanel] = useState(false);
   const [probs, setProbs] = useState(false);
   const [around, setAround] = useState<TextFile[]>([]);
@@ -51,22 +53,22 @@ export function Infill() {
     <div class={`complete ${panel ? "shows-settings" : ""}`}>
       <section
         class="conversation infill"
-        aria-label="Infill"
+        aria-label={t.title}
         onKeyDown={(event) => {
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void fill();
           else if (event.key === "Escape" && busy) run.stop();
         }}
       >
         <div class="chat-bar">
-          <h1>Infill</h1>
+          <h1>{t.title}</h1>
           <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
-            <Icon name="sliders" /> <span class="word">Settings</span>
+            <Icon name="sliders" /> <span class="word">{labels.value.common.settings}</span>
           </button>
         </div>
-        <p class="about">For code models that were trained to fill the gap between two texts.</p>
+        <p class="about">{t.about}</p>
         <label>
-          Before
+          {t.before}
           <textarea
             class="mono"
             rows={9}
@@ -77,17 +79,17 @@ export function Infill() {
           />
         </label>
         <div class="gap">
-          <span>Between</span>
+          <span>{t.between}</span>
           {probs && found?.probs.length ? (
             <Probabilities tokens={found.probs} />
           ) : (
-            <pre class="between" tabIndex={0} aria-label="Between" role="region" aria-busy={busy}>
+            <pre class="between" tabIndex={0} aria-label={t.between} data-empty={t.empty} role="region" aria-busy={busy}>
               {displayText(found?.text ?? "")}
             </pre>
           )}
         </div>
         <label>
-          After
+          {t.after}
           <textarea
             class="mono"
             rows={5}
@@ -99,7 +101,7 @@ export function Infill() {
         </label>
         <div class="attachments">
           <button type="button" onClick={() => file.current?.click()}>
-            <Icon name="file" /> Add context files
+            <Icon name="file" /> {t.addFiles}
           </button>
           <input
             ref={file}
@@ -107,7 +109,7 @@ export function Infill() {
             type="file"
             multiple
             tabIndex={-1}
-            aria-label="Context files"
+            aria-label={t.files}
             onChange={(event) => void add([...(event.currentTarget.files ?? [])])}
           />
           <AttachmentChips files={around} onChange={setAround} />
@@ -116,11 +118,11 @@ export function Infill() {
         <div class="complete-foot">
           {busy ? (
             <button class="primary" type="button" onClick={() => run.stop()}>
-              Stop
+              {labels.value.common.stop}
             </button>
           ) : (
-            <button class="primary" type="button" title="Ctrl+Enter" onClick={() => void fill()}>
-              Fill in
+            <button class="primary" type="button" title={labels.value.complete.shortcut} onClick={() => void fill()}>
+              {t.fill}
             </button>
           )}
           <button
@@ -131,11 +133,11 @@ export function Infill() {
               setFilled(false);
             }}
           >
-            Insert
+            {t.insert}
           </button>
           {found !== null && found.probs.length > 0 && (
             <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>
-              Probabilities
+              {labels.value.common.probabilities}
             </button>
           )}
           {(filled || busy) && <Outcome of={run} />}

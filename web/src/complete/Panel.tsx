@@ -1,6 +1,7 @@
 import { SettingsPanel } from "../chat/SettingsPanel";
 import { AnswerStats } from "../chat/AnswerStats";
 import { NO_SETTINGS } from "../chat/settings";
+import { labels } from "../text";
 import { changeSettings, type Run, settings } from "./run";
 
 export function Panel({ onClose }: { onClose: () => void }) {
@@ -24,7 +25,7 @@ export function Outcome({ of }: { of: Run }) {
       {wrong && (
         <p class="notice" role="alert">
           {refused
-            ? "This model has no infill tokens: it was not trained to fill gaps. Code models such as Qwen Coder, StarCoder or CodeGemma have them."
+            ? labels.value.infill.notSupported
             : wrong.words}
         </p>
       )}

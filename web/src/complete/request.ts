@@ -3,6 +3,7 @@ import { stream } from "../api/http";
 import { type Timings, statsOf } from "../chat/generate";
 import { requestFields, type Settings } from "../chat/settings";
 import type { Stats, TokenProbs } from "../chat/tree";
+import { labels } from "../text";
 
 interface Chunk {
   content?: string;
@@ -20,8 +21,6 @@ export interface Continuation {
   ending: string;
   stats?: Stats;
 }
-
-const ENDINGS = { none: "", eos: "The model ended here.", limit: "Token limit reached (n_predict).", word: "Stop sequence found." };
 
 /** Return settings as fields of the native endpoints. Throws an Error that names the field whose JSON is invalid. */
 export function nativeFields(settings: Settings): Record<string, unknown> {
@@ -52,14 +51,14 @@ export async function requestContinuation(
         found.probs.push({ token: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });
       }
       isComplete ||= Boolean(chunk.stop);
-      if (chunk.stop) found.ending = ENDINGS[chunk.stop_type ?? "none"];
+      if (chunk.stop) found.ending = labels.value.complete.endings[chunk.stop_type ?? "none"];
       if (chunk.timings) found.stats = statsOf(chunk.timings, (first || performance.now()) - began);
       onUpdate(found);
     }
-    if (!isComplete) found.ending = "Interrupted: the text is incomplete.";
+    if (!isComplete) found.ending = labels.value.complete.interrupted;
   } catch (error) {
     if (!signal.aborted) throw error;
-    found.ending = "Stopped.";
+    found.ending = labels.value.common.stopped;
   }
   return found;
 }

@@ -45,7 +45,7 @@ export class Run {
         frames.request();
       });
     } catch (error) {
-      this.failure.value = { words: explain(error, "start again"), type: error instanceof ApiFailure ? error.type : "" };
+      this.failure.value = { words: explain(error, "start"), type: error instanceof ApiFailure ? error.type : "" };
     } finally {
       frames.end();
       if (found) this.latest.value = { ...(found as Continuation) };

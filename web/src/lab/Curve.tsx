@@ -1,4 +1,6 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { labels } from "../text";
+import { formatDecimal } from "../ui/format";
 import type { Run } from "./experiment";
 import { expectedRate } from "./theory";
 
@@ -42,10 +44,10 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
         </text>
       ))}
       <text class="axis" x={width - RIGHT} y={HEIGHT - 8} text-anchor="end">
-        link time per token (ms)
+        {labels.value.lab.linkTimeAxis}
       </text>
       <text class="axis" x={8} y={18}>
-        tokens/s
+        {labels.value.common.tokensPerSecond}
       </text>
       <path class="theory" d={line} />
       <line class="now" x1={x(link)} x2={x(link)} y1={TOP} y2={y(0)} />
@@ -66,9 +68,8 @@ function axisTicks(most: number): number[] {
 }
 
 function describe(runs: Run[], link: number, expected: number | null): string {
+  const t = labels.value.lab;
   const last = runs.at(-1);
-  const done = last
-    ? `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens/s`
-    : "No runs yet";
-  return expected === null ? done : `${done}; in theory ${expected.toFixed(1)} with ${(1e3 * link).toFixed(0)} ms`;
+  const done = last ? t.runs(runs.length, formatDecimal(1e3 * last.link, 0), formatDecimal(last.rate, 1)) : t.noRuns;
+  return expected === null ? done : t.expected(done, formatDecimal(expected, 1), formatDecimal(1e3 * link, 0));
 }

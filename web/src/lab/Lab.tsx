@@ -5,8 +5,11 @@ import { RouterNotice } from "../cluster/RouterNotice";
 import { shortName } from "../cluster/layout";
 import type { LabBody, LabLink } from "../api/schema";
 import { cluster, watchCluster } from "../cluster/state";
+import { labels } from "../text";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
+import { formatDecimal } from "../ui/format";
+import { Rich } from "../ui/Rich";
 import { Curve } from "./Curve";
 import { changeLab, startExperiment, computing, firstAnswer, isMeasured, links, linkSeconds, isLabOn, partialTokens, PROMPT, runs, setLink, setLab, errorText } from "./experiment";
 import { secondsOnLink, expectedRate } from "./theory";
@@ -28,7 +31,7 @@ export function Lab() {
   }, [key, isSingleServer, isReady]);
   return (
     <div class="lab">
-      <h1 class="hidden">Latency lab</h1>
+      <h1 class="hidden">{labels.value.lab.title}</h1>
       {isRouter.value && <RouterNotice view="lab" />}
       {errorText.value && <p class="notice">{errorText.value}</p>}
       {isLabOn.value === false && <ClosedLab />}
@@ -38,12 +41,12 @@ export function Lab() {
 }
 
 function ClosedLab() {
+  const t = labels.value.lab;
   return (
     <section class="start">
-      <h2>The lab is off</h2>
+      <h2>{t.off}</h2>
       <p>
-        With <code>--lab</code> the server puts a tap before each worker. You can then set delay, jitter and bandwidth of each link, kill workers, and
-        compare the measured tokens/s with theory. For example:
+        <Rich text={t.offAbout} />
       </p>
       <pre>
         <code>{START}</code> <Copy text={START} />
@@ -53,6 +56,8 @@ function ClosedLab() {
 }
 
 function OpenLab() {
+  const t = labels.value.lab;
+  const { tokensPerSecond } = labels.value.common;
   const all = runs.value;
   const last = all.at(-1);
   const broken = all.filter((one) => !one.same).length;
@@ -60,33 +65,30 @@ function OpenLab() {
   const expected = expectedRate(computing.value, link);
   return (
     <>
-      <Figures label="Now">
-        <Figure title="Measured" value={last ? last.rate.toFixed(1) : "–"} more="tokens/s" />
+      <Figures label={t.now}>
+        <Figure title={t.measured} value={last ? formatDecimal(last.rate, 1) : "–"} more={tokensPerSecond} />
         <Figure
-          title="Theory"
-          value={expected === null ? "–" : expected.toFixed(1)}
-          more={`tokens/s${expected !== null && !isMeasured.value ? ", predicted" : ""}`}
+          title={t.theory}
+          value={expected === null ? "–" : formatDecimal(expected, 1)}
+          more={expected !== null && !isMeasured.value ? t.predicted : tokensPerSecond}
         />
-        <Figure title="Link time" value={`${(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms`} more="per token" />
+        <Figure title={t.linkTime} value={`${formatDecimal(1e3 * link, link < 0.01 ? 1 : 0)} ms`} more={t.perToken} />
         <div class={`figure badge ${broken ? "broken" : "whole"}`}>
           <dt>
-            {broken ? `${broken} of ${all.length} answers` : `${all.length} answers`}, {partialTokens.value} tokens of the next
+            {broken ? t.badgeBroken(broken, all.length, partialTokens.value) : t.badge(all.length, partialTokens.value)}
           </dt>
           <dd>
-            <strong role="status">{all.length === 0 ? "…" : broken ? "Bytes differ" : "Bytes are equal"}</strong>
+            <strong role="status">{all.length === 0 ? "…" : broken ? t.differ : t.identical}</strong>
           </dd>
         </div>
       </Figures>
       <section>
-        <h2>Speed by link time</h2>
+        <h2>{t.speed}</h2>
         <Curve runs={all} computing={computing.value} link={link} />
-        <p class="hint">
-          The line is 1 / (compute time + delays of all links that a token passes); the ring marks the present settings. The compute time is that of
-          the fastest run without delays{isMeasured.value ? "" : ", predicted until there is one: set all sliders to zero to measure it"}.
-        </p>
+        <p class="hint">{isMeasured.value ? t.curveHint : t.curveHintPredicted}</p>
       </section>
       <section>
-        <h2>Links</h2>
+        <h2>{t.links}</h2>
         <div class="links">
           {links.value.map((one) => (
             <LinkControls key={one.endpoint} link={one} />
@@ -94,7 +96,7 @@ function OpenLab() {
         </div>
       </section>
       <section>
-        <h2>Answer</h2>
+        <h2>{t.answer}</h2>
         <p class="answer">
           <span>{PROMPT}</span>
           {firstAnswer.value ?? " …"}
@@ -105,6 +107,7 @@ function OpenLab() {
 }
 
 function LinkControls({ link }: { link: LabLink }) {
+  const t = labels.value.lab;
   const device = cluster.value?.devices.find((one) => one.endpoint === link.endpoint);
   const name = device ? shortName(device.device) : link.worker;
   const runs = link.watched ? device?.state === "ready" || device?.state === "idle" : link.running;
@@ -115,19 +118,19 @@ function LinkControls({ link }: { link: LabLink }) {
       <legend>
         {name} <small>{link.worker}</small>
       </legend>
-      <Slider name="Delay" value={link.latency_ms} most={100} shown={`${link.latency_ms} ms`} set={(n) => set({ latency_ms: n })} />
-      <Slider name="Jitter" value={link.jitter_ms} most={50} shown={`${link.jitter_ms} ms`} set={(n) => set({ jitter_ms: n })} />
+      <Slider label={t.delay} value={link.latency_ms} most={100} shown={`${link.latency_ms} ms`} set={(n) => set({ latency_ms: n })} />
+      <Slider label={t.jitter} value={link.jitter_ms} most={50} shown={`${link.jitter_ms} ms`} set={(n) => set({ jitter_ms: n })} />
       <Slider
-        name="Bandwidth"
+        label={t.bandwidth}
         value={power}
         least={5}
         most={NO_LIMIT}
         step={0.25}
-        shown={link.bandwidth === null ? "no limit" : formatBits(link.bandwidth)}
+        shown={link.bandwidth === null ? t.noLimit : formatBits(link.bandwidth)}
         set={(n) => set({ bandwidth: n >= NO_LIMIT ? null : Math.round(10 ** n) })}
       />
       <p>
-        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not connected"}</span>
+        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? labels.value.cluster.states[device.state]) : t.notConnected}</span>
         {device && <span class="share">{formatCost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
           (runs || link.watched ? (
@@ -136,11 +139,11 @@ function LinkControls({ link }: { link: LabLink }) {
               disabled={!runs}
               onClick={() => void changeLab("lab/kill", { endpoint: link.endpoint })}
             >
-              Kill worker
+              {t.kill}
             </button>
           ) : (
             <button class="primary" type="button" onClick={() => void changeLab("lab/start", { endpoint: link.endpoint })}>
-              Restart worker
+              {t.restart}
             </button>
           ))}
       </p>
@@ -149,7 +152,7 @@ function LinkControls({ link }: { link: LabLink }) {
 }
 
 interface SliderProps {
-  name: string;
+  label: string;
   value: number;
   least?: number;
   most: number;
@@ -158,10 +161,10 @@ interface SliderProps {
   set: (value: number) => void;
 }
 
-function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderProps) {
+function Slider({ label, value, least = 0, most, step = 1, shown, set }: SliderProps) {
   return (
     <label class="slider">
-      <span>{name}</span>
+      <span>{label}</span>
       <input
         type="range"
         min={least}
@@ -179,9 +182,9 @@ function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderPr
 /** Return the time that a link adds to a token. */
 function formatCost(seconds: number, turns: number): string {
   const ms = 1e3 * seconds;
-  return `+ ${ms.toFixed(ms < 10 ? 1 : 0)} ms per token${turns > 1 ? `, in ${turns} turns` : ""}`;
+  return labels.value.lab.cost(formatDecimal(ms, ms < 10 ? 1 : 0), turns);
 }
 
 function formatBits(n: number): string {
-  return n >= 1e6 ? `${(n / 1e6).toFixed(n < 1e7 ? 1 : 0)} Mbit/s` : `${Math.round(n / 1e3)} kbit/s`;
+  return n >= 1e6 ? `${formatDecimal(n / 1e6, n < 1e7 ? 1 : 0)} Mbit/s` : `${Math.round(n / 1e3)} kbit/s`;
 }

@@ -5,6 +5,7 @@ import { partsOf } from "../cluster/layout";
 import type { LabBody, LabLink, LayoutPrediction } from "../api/schema";
 import { cluster, currentLayout } from "../cluster/state";
 import { props } from "../api/server";
+import { labels } from "../text";
 import { secondsOnLinks, predictedComputing, expectedRate } from "./theory";
 
 export interface Run {
@@ -84,7 +85,7 @@ async function run(stop: AbortSignal): Promise<void> {
   firstAnswer.value ??= text;
   const link = linkSeconds();
   const same = text === firstAnswer.value;
-  if (times.length < 2) throw new Error("the answer has no tokens");
+  if (times.length < 2) throw new Error(labels.value.lab.noTokens);
   const seconds = (times[times.length - 1]! - times[0]!) / 1e3 / (times.length - 1);
   const moved = link !== began || key !== layoutKey.value;
   if (!moved && link === 0) measured.value = { ...measured.value, [key]: Math.min(measured.value[key] ?? Infinity, seconds) };

@@ -1,6 +1,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { getJson } from "../api/http";
+import { labels } from "../text";
 import { formatBytes, formatCount, formatSeconds } from "../ui/format";
 import type { Cache } from "./state";
 
@@ -15,6 +16,7 @@ interface Entry {
 
 /** Prompts in the cache; loaded while the list is unfolded, whenever the cache has changed. */
 export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) {
+  const t = labels.value.live;
   const open = useSignal(false);
   const entries = useSignal<Entry[] | null>(null);
   const errorText = useSignal("");
@@ -35,18 +37,18 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
   const now = Date.now() / 1000 + ahead;
   return (
     <details class="cache-entries" onToggle={(event) => (open.value = event.currentTarget.open)}>
-      <summary>Contents</summary>
+      <summary>{t.contents}</summary>
       {errorText.value && <p class="notice">{errorText.value}</p>}
-      {entries.value && !entries.value.length && <p class="nothing">Empty, except for the prompts in slots.</p>}
+      {entries.value && !entries.value.length && <p class="nothing">{t.cacheEmpty}</p>}
       {entries.value && entries.value.length > 0 && (
-        <div class="waterfall" tabIndex={0} role="region" aria-label="Prompts in the cache">
+        <div class="waterfall" tabIndex={0} role="region" aria-label={t.cachedPrompts}>
           <table>
             <thead>
               <tr>
-                <th scope="col">Tokens</th>
-                <th scope="col">Memory</th>
-                <th scope="col">Last used</th>
-                <th scope="col">Begins with</th>
+                <th scope="col">{t.tokens}</th>
+                <th scope="col">{t.memory}</th>
+                <th scope="col">{t.lastUsed}</th>
+                <th scope="col">{t.beginsWith}</th>
               </tr>
             </thead>
             <tbody>
@@ -54,8 +56,8 @@ export function CacheEntries({ cache, ahead }: { cache: Cache; ahead: number }) 
                 <tr key={`${one.used} ${one.tokens}`}>
                   <td class="number">{formatCount(one.tokens)}</td>
                   <td class="number">{formatBytes(one.bytes)}</td>
-                  <td class="number">{formatSeconds(Math.max(0, now - one.used))} ago</td>
-                  <td class="begins">{one.text ?? "hidden by --no-slots"}</td>
+                  <td class="number">{t.ago(formatSeconds(Math.max(0, now - one.used)))}</td>
+                  <td class="begins">{one.text ?? t.hiddenText}</td>
                 </tr>
               ))}
             </tbody>

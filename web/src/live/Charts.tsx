@@ -3,17 +3,20 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { isDark } from "../shell/theme";
+import { type Catalogue, labels } from "../text";
 import { formatClock, formatCount, formatRate, formatSeconds } from "../ui/format";
 import type { Samples } from "./state";
 import { TimeWindow, type Window } from "./TimeWindow";
 
+type Labels = Catalogue["live"];
+
 interface Line {
   of: keyof Samples;
-  label: string;
+  label: (t: Labels) => string;
   color: string;
 }
 interface Plot {
-  title: string;
+  title: (t: Labels) => string;
   lines: Line[];
   format: (value: number) => string;
   /** Smallest value range of the y axis. */
@@ -22,27 +25,24 @@ interface Plot {
   isInteger?: boolean;
 }
 
+const perSecond = () => labels.value.common.tokensPerSecond;
+
 const PLOTS: Plot[] = [
-  { title: "Generation", lines: [{ of: "answer", label: "tokens/s", color: "--accent" }], format: formatRate, minRange: 10 },
-  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", color: "--prompt" }], format: formatRate, minRange: 10 },
+  { title: (t) => t.generation, lines: [{ of: "answer", label: perSecond, color: "--accent" }], format: formatRate, minRange: 10 },
+  { title: (t) => t.prompts, lines: [{ of: "prompt", label: perSecond, color: "--prompt" }], format: formatRate, minRange: 10 },
   {
-    title: "Requests",
+    title: (t) => t.requestsChart,
     lines: [
-      { of: "running", label: "active", color: "--accent" },
-      { of: "waiting", label: "queued", color: "--bad" },
+      { of: "running", label: (t) => t.charts.active, color: "--accent" },
+      { of: "waiting", label: (t) => t.charts.waiting, color: "--bad" },
     ],
     format: formatCount,
     minRange: 4,
     isInteger: true,
   },
-  { title: "KV cells", lines: [{ of: "cells", label: "used", color: "--accent" }], format: formatCount, minRange: 100, isInteger: true },
-  { title: "Time to first token", lines: [{ of: "first_token", label: "mean", color: "--prompt" }], format: formatSeconds, minRange: 1 },
-  { title: "Errors", lines: [{ of: "errors", label: "requests", color: "--bad" }], format: formatCount, minRange: 4, isInteger: true },
-];
-const WINDOWS: Window[] = [
-  [300, "5 minutes"],
-  [900, "15 minutes"],
-  [3600, "1 hour"],
+  { title: (t) => t.kvCells, lines: [{ of: "cells", label: (t) => t.charts.used, color: "--accent" }], format: formatCount, minRange: 100, isInteger: true },
+  { title: (t) => t.timeToFirstToken, lines: [{ of: "first_token", label: (t) => t.charts.mean, color: "--prompt" }], format: formatSeconds, minRange: 1 },
+  { title: (t) => t.errors, lines: [{ of: "errors", label: (t) => t.charts.requests, color: "--bad" }], format: formatCount, minRange: 4, isInteger: true },
 ];
 const INTEGER_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const MIN_SECONDS = 60;
@@ -57,6 +57,7 @@ function color(element: HTMLElement, name: string): string {
 }
 
 function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: number }) {
+  const t = labels.value.live;
   const place = useRef<HTMLDivElement>(null);
   const chart = useRef<uPlot | null>(null);
   const shown = useRef({ samples, span });
@@ -116,13 +117,14 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
   const index = at.value ?? samples.at.length - 1;
   const values = plot.lines.map((one) => {
     const value = samples[one.of][index];
-    return `${one.label} ${value == null ? "–" : plot.format(value)}`;
+    return `${one.label(t)} ${value == null ? "–" : plot.format(value)}`;
   });
   const time = samples.at[index];
+  const words = `${plot.title(t)}: ${values.join(", ")}`;
   return (
     <figure class="chart" data-points={samples.at.length}>
       <figcaption>
-        <strong>{plot.title}</strong>
+        <strong>{plot.title(t)}</strong>
         <span>
           {plot.lines.map((one, place) => (
             <span key={one.of} class="chart-value">
@@ -131,23 +133,29 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
           ))}
         </span>
       </figcaption>
-      <div ref={place} role="img" aria-label={`${plot.title}: ${values.join(", ")}${time === undefined ? "" : ` at ${formatClock(time).slice(0, 8)}`}`} />
+      <div ref={place} role="img" aria-label={time === undefined ? words : t.chartAt(words, formatClock(time).slice(0, 8))} />
     </figure>
   );
 }
 
 /** Charts of the last hour, with a sample per second. */
 export function Charts({ samples }: { samples: Samples }) {
+  const t = labels.value.live;
   const span = useSignal(3600);
+  const windows: Window[] = [
+    [300, t.minutes(5)],
+    [900, t.minutes(15)],
+    [3600, t.hours(1)],
+  ];
   return (
     <section aria-labelledby="live-charts">
       <div class="section-head">
-        <h2 id="live-charts">Over time</h2>
-        <TimeWindow title="Last" windows={WINDOWS} chosen={span} />
+        <h2 id="live-charts">{t.overTime}</h2>
+        <TimeWindow title={t.last} windows={windows} chosen={span} />
       </div>
       <div class="charts">
-        {PLOTS.map((plot) => (
-          <Chart key={plot.title} plot={plot} samples={samples} span={span.value} />
+        {PLOTS.map((plot, index) => (
+          <Chart key={index} plot={plot} samples={samples} span={span.value} />
         ))}
       </div>
     </section>

@@ -1,3 +1,4 @@
+import { labels } from "../text";
 import { formatCount, formatRate } from "../ui/format";
 import type { LiveState, Slot } from "./state";
 
@@ -25,35 +26,35 @@ export function slotState(slot: Slot): "idle" | "prompt" | "generating" {
 }
 
 function Lane({ slot, perSecond, client }: { slot: Slot; perSecond: number; client: string }) {
+  const t = labels.value.live;
   const state = slotState(slot);
   const processed = slot.cached + slot.computed;
   return (
     <li class={`lane state-${state}`} data-slot={slot.id}>
       <div class="lane-head">
-        <strong>Slot {slot.id}</strong>
-        <span class={`tag state-${state}`}>{state}</span>
+        <strong>{t.slot(slot.id)}</strong>
+        <span class={`tag state-${state}`}>{t.slotStates[state]}</span>
         <span class="lane-rate">
           {state === "generating" ? (
             <>
-              <b>{formatRate(perSecond)}</b> tokens/s
+              <b>{formatRate(perSecond)}</b> {labels.value.common.tokensPerSecond}
             </>
           ) : null}
         </span>
       </div>
       <Bar
-        label="Prompt"
+        label={t.prompt}
         parts={[
           ["cached", slot.cached],
           ["computed", Math.max(0, Math.min(processed, slot.prompt) - slot.cached)],
         ]}
         of={slot.prompt}
       />
-      <Bar label="Context" parts={[["used", slot.used]]} of={slot.n_ctx} />
+      <Bar label={t.context} parts={[["used", slot.used]]} of={slot.n_ctx} />
       <p class="lane-foot">
         {slot.task < 0
-          ? "no requests yet"
-          : `${formatCount(slot.predicted)} tokens generated${slot.left >= 0 && slot.busy ? `, at most ${formatCount(slot.left)} more` : ""}` +
-            (slot.cached ? `; ${formatCount(slot.cached)} from the cache` : "")}
+          ? t.noRequestsYet
+          : t.slotTokens(slot.predicted, slot.left >= 0 && slot.busy ? slot.left : null, slot.cached)}
         {client && <span class="client"> {client}</span>}
       </p>
     </li>
@@ -62,20 +63,19 @@ function Lane({ slot, perSecond, client }: { slot: Slot; perSecond: number; clie
 
 /** The slots, and the number of queued requests. */
 export function Lanes({ live }: { live: LiveState }) {
+  const t = labels.value.live;
   const slots = live.slots ?? [];
-  const client = new Map((live.running ?? []).flatMap((one) => (one.slots ?? []).map((id) => [id, `${one.path} from ${one.client || "a socket"}`])));
+  const client = new Map((live.running ?? []).flatMap((one) => (one.slots ?? []).map((id) => [id, t.requestFrom(one.path, one.client || t.socket)])));
   const waiting = live.waiting ?? 0;
   return (
     <section aria-labelledby="live-slots">
-      <h2 id="live-slots">Slots</h2>
+      <h2 id="live-slots">{t.slots}</h2>
       <ul class="lanes">
         {slots.map((slot) => (
           <Lane key={slot.id} slot={slot} perSecond={live.rates.get(slot.id)?.perSecond ?? 0} client={client.get(slot.id) ?? ""} />
         ))}
       </ul>
-      <p class={waiting ? "queue waits" : "queue"}>
-        {waiting ? `${formatCount(waiting)} queued request${waiting === 1 ? "" : "s"}` : "No queued requests."}
-      </p>
+      <p class={waiting ? "queue waits" : "queue"}>{t.requestsWaiting(waiting)}</p>
     </section>
   );
 }

@@ -1,6 +1,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { apiKey } from "../api/http";
+import { labels } from "../text";
 import { Charts } from "./Charts";
 import { openStream, type LiveStream } from "./stream";
 import { Lanes } from "./Lanes";
@@ -53,7 +54,7 @@ function EngineView({ live }: { live: LiveState }) {
   const now = useNow(live);
   return (
     <>
-      {live.asleep && <p class="asleep">The model is asleep. The next request loads it again.</p>}
+      {live.asleep && <p class="asleep">{labels.value.live.asleep}</p>}
       <Tiles live={live} />
       <Lanes live={live} />
       <Waterfall live={live} now={now} />
@@ -84,7 +85,7 @@ function RouterView({ live }: { live: LiveState }) {
   return (
     <>
       <Models models={models} chosen={chosen} onChoose={(id) => (selected.value = id)} />
-      {chosen ? <ModelView key={chosen} id={chosen} /> : <p class="nothing">Load a model to see its slots and requests.</p>}
+      {chosen ? <ModelView key={chosen} id={chosen} /> : <p class="nothing">{labels.value.live.loadToSee}</p>}
       <Log lines={live.log} models={models.map((one) => one.id)} />
     </>
   );
@@ -95,9 +96,9 @@ export function Live() {
   const live = stream?.state.value;
   return (
     <div class="live">
-      <h1 class="hidden">Live</h1>
+      <h1 class="hidden">{labels.value.live.title}</h1>
       {stream && <StreamError stream={stream} />}
-      {!live && !stream?.errorText.value && <p class="nothing">Loading…</p>}
+      {!live && !stream?.errorText.value && <p class="nothing">{labels.value.common.loading}</p>}
       {live?.models && <RouterView live={live} />}
       {live?.slots && (
         <>

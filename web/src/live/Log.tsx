@@ -1,17 +1,15 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { labels } from "../text";
 import { formatClock } from "../ui/format";
 import { filterLines, levelOf, type LogLine } from "./state";
 
 const MAX_SHOWN = 400;
-const LEVELS: [level: string, words: string][] = [
-  ["info", "everything"],
-  ["warning", "warnings and errors"],
-  ["error", "errors"],
-];
+const LEVELS = ["info", "warning", "error"] as const;
 
 /** The log. `models`: models whose lines are part of it. */
 export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[] }) {
+  const t = labels.value.live;
   const level = useSignal("info");
   const text = useSignal("");
   const model = useSignal("");
@@ -30,22 +28,22 @@ export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[
   return (
     <section aria-labelledby="live-log">
       <div class="section-head">
-        <h2 id="live-log">Log</h2>
+        <h2 id="live-log">{t.log}</h2>
         <label>
-          Show{" "}
-          <select aria-label="Log level" value={level.value} onChange={(event) => (level.value = event.currentTarget.value)}>
-            {LEVELS.map(([value, words]) => (
+          {t.show}{" "}
+          <select aria-label={t.logLevel} value={level.value} onChange={(event) => (level.value = event.currentTarget.value)}>
+            {LEVELS.map((value) => (
               <option key={value} value={value}>
-                {words}
+                {t.levels[value]}
               </option>
             ))}
           </select>
         </label>
         {models.length > 0 && (
           <label>
-            of model{" "}
-            <select aria-label="Model" value={model.value} onChange={(event) => (model.value = event.currentTarget.value)}>
-              <option value="">all</option>
+            {t.ofModel}{" "}
+            <select aria-label={labels.value.common.model} value={model.value} onChange={(event) => (model.value = event.currentTarget.value)}>
+              <option value="">{t.all}</option>
               {models.map((one) => (
                 <option key={one}>{one}</option>
               ))}
@@ -54,13 +52,13 @@ export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[
         )}
         <input
           type="search"
-          aria-label="Search the log"
-          placeholder="Text or request id"
+          aria-label={t.searchLog}
+          placeholder={t.logPlaceholder}
           value={text.value}
           onInput={(event) => (text.value = event.currentTarget.value)}
         />
         <button type="button" aria-pressed={paused.value !== null} onClick={() => (paused.value = paused.value ? null : lines)}>
-          {paused.value ? `Resume${missed > 0 ? ` (${missed} new)` : ""}` : "Pause"}
+          {paused.value ? t.resume(Math.max(0, missed)) : t.pause}
         </button>
       </div>
       <div
@@ -68,7 +66,7 @@ export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[
         class="log"
         role="log"
         aria-live="off"
-        aria-label="Log lines"
+        aria-label={t.logLines}
         tabIndex={0}
         onScroll={(event) => {
           const element = event.currentTarget;
@@ -81,7 +79,7 @@ export function Log({ lines, models = [] }: { lines: LogLine[]; models?: string[
             {line.text}
           </div>
         ))}
-        {!found.length && <p class="nothing">{lines.length ? "No matching lines." : "No log lines yet."}</p>}
+        {!found.length && <p class="nothing">{lines.length ? t.noMatches : t.noLines}</p>}
       </div>
     </section>
   );

@@ -1,9 +1,11 @@
 import { useSignal } from "@preact/signals";
 import { ApiFailure, postJson } from "../api/http";
+import { labels } from "../text";
 import type { RoutedModel } from "./state";
 
 /** The models of a router, with buttons to load and unload them. */
 export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; chosen: string; onChoose: (id: string) => void }) {
+  const t = labels.value.live;
   const errorText = useSignal("");
 
   async function change(what: "load" | "unload", model: string): Promise<void> {
@@ -18,7 +20,7 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
 
   return (
     <section aria-labelledby="live-models">
-      <h2 id="live-models">Models</h2>
+      <h2 id="live-models">{t.models}</h2>
       {errorText.value && (
         <p class="notice" role="alert">
           {errorText.value}
@@ -33,37 +35,37 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
               <div class="model-name">
                 <strong>{one.name || one.id}</strong>
                 <span class={`tag ${one.state}`}>
-                  {one.state}
+                  {labels.value.common.modelState[one.state] ?? one.state}
                   {one.progress !== undefined && ` ${Math.round(one.progress * 100)}%`}
                 </span>
               </div>
               <p class="model-facts">
                 {one.failure
-                  ? `failed: ${one.failure}`
+                  ? t.failed(one.failure)
                   : runs
                     ? [
-                        one.pid && `process ${one.pid}`,
-                        `${one.requests} request${one.requests === 1 ? "" : "s"}`,
-                        one.waiting && `${one.waiting} waiting`,
-                        one.restarts && `${one.restarts} restarts`,
+                        one.pid && t.process(one.pid),
+                        t.requestCount(one.requests),
+                        one.waiting && t.requestsWaiting(one.waiting),
+                        one.restarts && t.restarts(one.restarts),
                       ]
                         .filter(Boolean)
                         .join(", ")
-                    : "not loaded"}
+                    : ""}
               </p>
               <div class="model-buttons">
                 {runs ? (
-                  <button type="button" aria-label={`Unload ${one.id}`} onClick={() => void change("unload", one.id)}>
-                    Unload
+                  <button type="button" aria-label={t.unloadModel(one.id)} onClick={() => void change("unload", one.id)}>
+                    {t.unload}
                   </button>
                 ) : (
-                  <button type="button" aria-label={`Load ${one.id}`} disabled={one.state === "stopping"} onClick={() => void change("load", one.id)}>
-                    Load
+                  <button type="button" aria-label={t.loadModel(one.id)} disabled={one.state === "stopping"} onClick={() => void change("load", one.id)}>
+                    {t.load}
                   </button>
                 )}
                 {loaded && (
-                  <button type="button" aria-label={`Show ${one.id}`} aria-pressed={one.id === chosen} onClick={() => onChoose(one.id)}>
-                    Show
+                  <button type="button" aria-label={t.showModel(one.id)} aria-pressed={one.id === chosen} onClick={() => onChoose(one.id)}>
+                    {t.show}
                   </button>
                 )}
               </div>
@@ -71,7 +73,7 @@ export function Models({ models, chosen, onChoose }: { models: RoutedModel[]; ch
           );
         })}
       </ul>
-      {!models.length && <p class="nothing">No models.</p>}
+      {!models.length && <p class="nothing">{t.noModels}</p>}
     </section>
   );
 }

@@ -1,3 +1,4 @@
+import { labels } from "../text";
 import { Figure, Figures } from "../ui/Figures";
 import { CacheEntries as Entries } from "./CacheEntries";
 import { formatBytes, formatCount, formatRate, formatSeconds } from "../ui/format";
@@ -12,21 +13,23 @@ function recentAverage(values: (number | null)[]): number | null {
 
 /** Key figures of the server. */
 export function Tiles({ live }: { live: LiveState }) {
+  const t = labels.value.live;
+  const { tokensPerSecond } = labels.value.common;
   const { samples, cells } = live;
   const slots = live.slots ?? [];
   const last = samples.first_token.findLast((value) => value !== null);
   return (
-    <Figures label="Now">
-      <Figure title="Generation" value={formatRate(recentAverage(samples.answer) ?? 0)} more="tokens/s" />
-      <Figure title="Prompts" value={formatRate(recentAverage(samples.prompt) ?? 0)} more="tokens/s" />
-      <Figure title="Busy slots" value={`${slots.filter((slot) => slot.busy).length}`} more={`of ${slots.length}`} />
-      <Figure title="Queued" value={formatCount(live.waiting ?? 0)} more="requests" />
-      {live.counts && <Figure title="Canceled" value={formatCount(live.counts.cancelled)} more={`of ${formatCount(live.counts.ended)} finished`} />}
-      <Figure title="Time to first token" value={last == null ? "–" : formatSeconds(last)} />
+    <Figures label={t.now}>
+      <Figure title={t.generation} value={formatRate(recentAverage(samples.answer) ?? 0)} more={tokensPerSecond} />
+      <Figure title={t.prompts} value={formatRate(recentAverage(samples.prompt) ?? 0)} more={tokensPerSecond} />
+      <Figure title={t.busySlots} value={`${slots.filter((slot) => slot.busy).length}`} more={t.of(slots.length)} />
+      <Figure title={t.waiting} value={formatCount(live.waiting ?? 0)} more={t.requestsUnit} />
+      {live.counts && <Figure title={t.canceled} value={formatCount(live.counts.cancelled)} more={t.ofFinished(live.counts.ended)} />}
+      <Figure title={t.timeToFirstToken} value={last == null ? "–" : formatSeconds(last)} />
       <Figure
-        title="KV cells"
+        title={t.kvCells}
         value={cells?.total ? `${Math.round((cells.used / cells.total) * 100)}%` : "–"}
-        more={cells?.total ? `of ${formatCount(cells.total)}${cells.shared ? `, ${formatCount(cells.shared)} shared` : ""}` : ""}
+        more={cells?.total ? t.cells(cells.total, cells.shared) : ""}
       />
     </Figures>
   );
@@ -36,23 +39,24 @@ export function Tiles({ live }: { live: LiveState }) {
 export function CacheTiles({ live }: { live: LiveState }) {
   const cache = live.cache;
   if (!cache) return null;
+  const t = labels.value.live;
   const promptTokens = cache.hit_tokens + cache.computed_tokens;
   return (
     <section aria-labelledby="live-cache">
-      <h2 id="live-cache">Prompt cache</h2>
-      <Figures label="Prompt cache">
-        <Figure title="Prompts in memory" value={formatCount(cache.prompts)} more="plus those in slots" />
-        <Figure title="Tokens" value={formatCount(cache.tokens)} />
-        <Figure title="Memory" value={formatBytes(cache.bytes)} />
+      <h2 id="live-cache">{t.cache}</h2>
+      <Figures label={t.cache}>
+        <Figure title={t.promptsInMemory} value={formatCount(cache.prompts)} more={t.plusSlots} />
+        <Figure title={t.tokens} value={formatCount(cache.tokens)} />
+        <Figure title={t.memory} value={formatBytes(cache.bytes)} />
         <Figure
-          title="Hits"
+          title={t.hits}
           value={promptTokens ? `${Math.round((cache.hit_tokens / promptTokens) * 100)}%` : "–"}
-          more={promptTokens ? `${formatCount(cache.hit_tokens)} of ${formatCount(promptTokens)} tokens` : "no prompts yet"}
+          more={promptTokens ? t.hitTokens(cache.hit_tokens, promptTokens) : t.noPrompts}
         />
         {cache.disk && (
           <>
-            <Figure title="Files on disk" value={formatCount(cache.disk.files)} more={formatBytes(cache.disk.bytes)} />
-            <Figure title="Hits on disk" value={formatCount(cache.disk.hits)} more={`${formatCount(cache.disk.tokens_read)} tokens`} />
+            <Figure title={t.diskFiles} value={formatCount(cache.disk.files)} more={formatBytes(cache.disk.bytes)} />
+            <Figure title={t.diskHits} value={formatCount(cache.disk.hits)} more={labels.value.common.tokens(cache.disk.tokens_read)} />
           </>
         )}
       </Figures>

@@ -1,6 +1,7 @@
 // Connection to `/live/events`: reconnects while the view is open.
 import { signal, type Signal } from "@preact/signals";
 import { ApiFailure, stream } from "../api/http";
+import { labels } from "../text";
 import { applyUpdate, type LiveState, type Update } from "./state";
 
 const AGAIN_MS = 1500;
@@ -27,11 +28,11 @@ export function openStream(path: string): LiveStream {
           errorText.value = "";
           state.value = applyUpdate(state.value, event as Update, Date.now() / 1000);
         }
-        errorText.value = "The server closed the connection.";
+        errorText.value = labels.value.live.closed;
       } catch (error) {
         if (mine.signal.aborted) return;
         if (error instanceof ApiFailure && error.status === 404) {
-          errorText.value = "This server has no live view: it is not llamado.";
+          errorText.value = labels.value.live.notLlamado;
           return;
         }
         errorText.value = error instanceof Error ? error.message : String(error);

@@ -1,5 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { labels } from "../text";
 import { Copy } from "../ui/Copy";
 import type { highlight } from "./highlight";
 import { Plain } from "./Plain";
@@ -29,7 +30,7 @@ export function Code({ text, language, isComplete }: { text: string; language: s
   return (
     <div class="code">
       <div class="code-head">
-        <span>{language || "text"}</span>
+        <span>{language || labels.value.markdown.text}</span>
         <Copy text={text} />
       </div>
       <pre tabIndex={0}>

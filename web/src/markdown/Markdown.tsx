@@ -2,6 +2,7 @@
 import { type ComponentChildren, Fragment, h } from "preact";
 import { memo } from "preact/compat";
 import { useMemo } from "preact/hooks";
+import { labels } from "../text";
 import { Code } from "./Code";
 import { Formula } from "./Formula";
 import { type Block, blocks, linesOf, type Token } from "./parser";
@@ -111,7 +112,7 @@ function renderToken(token: Token, isComplete: boolean): ComponentChildren {
       return <Formula tex={token.content} display={Boolean((token.meta as { display: boolean }).display)} />;
     case "image":
       // Images that a model names are not fetched.
-      return <span class="picture">[{displayText(token.content || "picture")}]</span>;
+      return <span class="picture">[{displayText(token.content || labels.value.markdown.picture)}]</span>;
     default:
       return displayText(token.content);
   }

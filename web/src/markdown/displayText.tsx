@@ -1,5 +1,6 @@
 // Text that cannot deceive: characters that change the reading order are shown by name, and stacked marks are cut.
 import type { ComponentChildren } from "preact";
+import { labels } from "../text";
 
 const HIDDEN = /[\u202A-\u202E\u2066-\u2069]/;
 const EACH = /([\u202A-\u202E\u2066-\u2069])/;
@@ -17,7 +18,7 @@ export function displayText(text: string): ComponentChildren {
   if (parts.length > 2 * MAX_NAMED) return flat.replace(EVERY, "\uFFFD");
   return parts.map((part, index) =>
     HIDDEN.test(part) ? (
-      <span key={index} class="control" title="a character that changes the direction of the text">
+      <span key={index} class="control" title={labels.value.markdown.directionCharacter}>
         U+{part.codePointAt(0)!.toString(16).toUpperCase()}
       </span>
     ) : (

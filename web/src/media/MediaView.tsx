@@ -4,7 +4,8 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { type Attachment, isMedia, type MediaFile } from "../chat/tree";
 import { displayText } from "../markdown/displayText";
-import { formatBytes, formatCount } from "../ui/format";
+import { labels } from "../text";
+import { formatBytes } from "../ui/format";
 import { IconButton } from "../ui/IconButton";
 import { kindOf, savedName } from "./formats";
 import "./media.css";
@@ -29,11 +30,11 @@ interface Props {
 export function MediaView({ file, children }: Props) {
   const url = useBlobUrl(file.blob);
   const name = displayText(file.name);
-  const facts = [formatBytes(file.blob.size), file.tokens === undefined ? "" : `${formatCount(file.tokens)} tokens`].filter(Boolean).join(" · ");
+  const facts = [formatBytes(file.blob.size), file.tokens === undefined ? "" : labels.value.common.tokens(file.tokens)].filter(Boolean).join(" · ");
   return (
     <figure class={`media ${kindOf(file.blob.type)}`}>
       {kindOf(file.blob.type) === "image" ? (
-        <button class="quiet" type="button" title={`Enlarge ${file.name}`} onClick={() => (enlarged.value = file)}>
+        <button class="quiet" type="button" title={labels.value.media.enlarge(file.name)} onClick={() => (enlarged.value = file)}>
           <img src={url} alt={file.name} />
         </button>
       ) : (
@@ -77,9 +78,9 @@ function EnlargedPicture({ file }: { file: MediaFile }) {
       <div class="row ends">
         <b class="name">{displayText(file.name)}</b>
         <a href={url} download={savedName(file.name, file.blob.type)} onClick={(event) => event.stopPropagation()}>
-          Save
+          {labels.value.common.save}
         </a>
-        <IconButton icon="close" label="Close picture" onClick={close} />
+        <IconButton icon="close" label={labels.value.media.closePicture} onClick={close} />
       </div>
       <img src={url} alt={file.name} />
     </dialog>

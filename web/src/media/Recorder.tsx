@@ -1,4 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
+import { labels } from "../text";
 import { formatLength } from "../ui/format";
 import { MAX_SECONDS, type Recording, startRecording } from "./recording";
 
@@ -10,6 +11,7 @@ interface Props {
 
 /** Records sound from when it is shown until the user ends it. Escape cancels it. */
 export function Recorder({ onDone, onError }: Props) {
+  const t = labels.value.media;
   const [began, setBegan] = useState(0);
   const [seconds, setSeconds] = useState(0);
   const [ends, setEnds] = useState(false);
@@ -47,7 +49,7 @@ export function Recorder({ onDone, onError }: Props) {
     try {
       onDone(await recording.current.finish());
     } catch {
-      onError("The browser could not convert the recording. Record again, or attach a sound file.");
+      onError(t.notConverted);
     }
   }
 
@@ -55,7 +57,7 @@ export function Recorder({ onDone, onError }: Props) {
     <div
       class="recorder"
       role="group"
-      aria-label="Recording"
+      aria-label={t.recording}
       onKeyDown={(event) => {
         if (event.key === "Escape") onDone(null);
       }}
@@ -64,20 +66,20 @@ export function Recorder({ onDone, onError }: Props) {
       {began ? (
         <>
           <span class="hidden" role="status">
-            Recording
+            {t.recording}
           </span>
           <span role="timer">
-            {formatLength(seconds)} of {formatLength(MAX_SECONDS)}
+            {t.recorded(formatLength(seconds), formatLength(MAX_SECONDS))}
           </span>
         </>
       ) : (
-        <span role="status">Waiting for the microphone…</span>
+        <span role="status">{t.waitingForMicrophone}</span>
       )}
       <button ref={button} type="button" disabled={!began || ends} onClick={() => void finish()}>
-        Done
+        {t.done}
       </button>
       <button class="quiet" type="button" onClick={() => onDone(null)}>
-        Cancel
+        {labels.value.common.cancel}
       </button>
     </div>
   );

@@ -1,4 +1,5 @@
 // Pictures and sounds as `data:` URIs (RFC 2397), the form that requests and exported chats contain.
+import { labels } from "../text";
 import { HEAD_BYTES, mediaType } from "./formats";
 
 const DATA_URI = /^data:(image|audio)\/[a-z0-9.+-]{1,40};base64,/i;
@@ -13,7 +14,7 @@ export function toDataUri(blob: Blob): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result as string);
-    reader.onerror = () => reject(new Error("The browser no longer has a picture or sound of this chat."));
+    reader.onerror = () => reject(new Error(labels.value.media.gone));
     reader.readAsDataURL(blob);
   });
 }

@@ -61,15 +61,3 @@ export function savedName(name: string, type: string): string {
   const stem = name.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N} _-]+/gu, "_");
   return `${stem || "file"}.${EXTENSIONS[type as MediaType] ?? "bin"}`;
 }
-
-/** The server's errors for other formats. */
-export const FORMAT_ERRORS: Record<MediaKind, string> = {
-  image: "the picture is in an unknown format: send PNG, JPEG, WebP, GIF or BMP",
-  audio: "the sound is of an unknown format; WAV, MP3, FLAC and Ogg are accepted",
-};
-
-/** Errors for files that the model does not accept. */
-export const UNSUPPORTED_ERRORS: Record<MediaKind, string> = {
-  image: "This model does not accept pictures. Start the server with a vision model and its projector: --mmproj FILE.",
-  audio: "This model does not accept sounds. Start the server with an audio model and its projector: --mmproj FILE.",
-};

@@ -1,4 +1,5 @@
 // Pictures before they are sent: large ones are scaled down.
+import { labels } from "../text";
 
 const MAX_SIDE = 4096; // pixels
 const JPEG_QUALITY = 0.92;
@@ -30,7 +31,7 @@ function load(url: string): Promise<HTMLImageElement> {
   return new Promise((resolve, reject) => {
     const image = new Image();
     image.onload = () => resolve(image);
-    image.onerror = () => reject(new Error("this picture is damaged"));
+    image.onerror = () => reject(new Error(labels.value.media.damaged));
     image.src = url;
   });
 }
@@ -47,6 +48,6 @@ function draw(image: HTMLImageElement, scale: number, type: string): Promise<Blo
   context.imageSmoothingQuality = "high";
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve, reject) => {
-    canvas.toBlob((drawn) => (drawn ? resolve(drawn) : reject(new Error("this picture is too large for the browser"))), type, JPEG_QUALITY);
+    canvas.toBlob((drawn) => (drawn ? resolve(drawn) : reject(new Error(labels.value.media.tooLargeToDraw))), type, JPEG_QUALITY);
   });
 }

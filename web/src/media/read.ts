@@ -1,7 +1,8 @@
 // Pictures and sounds that the user attaches.
 import type { Modalities } from "../api/server";
 import type { MediaFile } from "../chat/tree";
-import { claimedKind, FORMAT_ERRORS, HEAD_BYTES, kindOf, mediaType, UNSUPPORTED_ERRORS } from "./formats";
+import { labels } from "../text";
+import { claimedKind, HEAD_BYTES, kindOf, mediaType } from "./formats";
 import { fitPicture } from "./picture";
 import { toWav } from "./sound";
 
@@ -18,9 +19,9 @@ export async function readMedia(file: File, accepts: Modalities): Promise<MediaF
   const type = mediaType(new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer()));
   const kind = type ? kindOf(type) : claimedKind(file);
   if (!kind) return null;
-  if (!accepts[kind]) throw new Error(UNSUPPORTED_ERRORS[kind]);
-  if (!type) throw new Error(FORMAT_ERRORS[kind]);
-  if (file.size > MAX_FILE_BYTES) throw new Error(`larger than ${MAX_FILE_BYTES / 1e6} MB`);
+  if (!accepts[kind]) throw new Error(labels.value.media.notAccepted[kind]);
+  if (!type) throw new Error(labels.value.media.unknownFormat[kind]);
+  if (file.size > MAX_FILE_BYTES) throw new Error(labels.value.chat.largerThan(MAX_FILE_BYTES / 1e6));
   // A copy: the file on the disk may change or vanish.
   const blob = new Blob([await file.arrayBuffer()], { type });
   return { name: file.name, blob: kind === "image" ? await fitPicture(blob, MAX_MEDIA_BYTES) : await fitSound(blob) };
@@ -29,6 +30,6 @@ export async function readMedia(file: File, accepts: Modalities): Promise<MediaF
 async function fitSound(blob: Blob): Promise<Blob> {
   if (blob.size <= MAX_MEDIA_BYTES) return blob;
   const converted = await toWav(await blob.arrayBuffer()).catch(() => null);
-  if (!converted || converted.size > MAX_MEDIA_BYTES) throw new Error(`larger than ${MAX_MEDIA_BYTES / 1e6} MB; cut it into shorter sounds`);
+  if (!converted || converted.size > MAX_MEDIA_BYTES) throw new Error(labels.value.media.soundLargerThan(MAX_MEDIA_BYTES / 1e6));
   return converted;
 }

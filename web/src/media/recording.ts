@@ -1,4 +1,5 @@
 // Recording with the microphone.
+import { labels } from "../text";
 import { MAX_MEDIA_BYTES } from "./read";
 import { RATE, toWav } from "./sound";
 
@@ -17,7 +18,7 @@ export interface Recording {
 export async function startRecording(): Promise<Recording> {
   // Browsers offer neither on a page from another machine without HTTPS.
   if (!navigator.mediaDevices || typeof MediaRecorder === "undefined") {
-    throw new Error("Browsers record sound only on pages with HTTPS or on localhost. Open the page that way, or attach a sound file.");
+    throw new Error(labels.value.media.needsHttps);
   }
   let stream: MediaStream;
   try {
@@ -47,10 +48,9 @@ export async function startRecording(): Promise<Recording> {
 
 function explain(error: unknown): string {
   const name = error instanceof DOMException ? error.name : "";
-  if (name === "NotAllowedError") {
-    return "The browser does not allow this page to use the microphone. Allow it in the settings beside the page's address, then record again.";
-  }
-  if (name === "NotFoundError") return "No microphone was found. Connect one, then record again.";
-  if (name === "NotReadableError") return "The microphone cannot be used. Close other programs that use it, then record again.";
-  return `The microphone cannot be used: ${error instanceof Error ? error.message : String(error)}`;
+  const t = labels.value.media;
+  if (name === "NotAllowedError") return t.notAllowed;
+  if (name === "NotFoundError") return t.noMicrophone;
+  if (name === "NotReadableError") return t.microphoneInUse;
+  return t.microphoneFailed(error instanceof Error ? error.message : String(error));
 }

@@ -2,10 +2,12 @@ import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { checkHealth, health, isRouter, models, props, watchServer } from "../api/server";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { Confirm } from "../ui/Confirm";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { KeyDialog } from "./KeyDialog";
+import { LanguagePicker } from "./LanguagePicker";
 import { Logo } from "./Logo";
 import { addressOf, route } from "./route";
 import { theme, type Theme } from "./theme";
@@ -14,18 +16,20 @@ import { VIEWS, type View } from "./views";
 const NEXT: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
 
 function modelSummary(): string {
-  if (!isRouter.value) return props.value.model_alias ?? "ready";
+  const t = labels.value.shell;
+  if (!isRouter.value) return props.value.model_alias ?? t.ready;
   const loaded = models.value.filter((one) => one.status?.value === "loaded").length;
-  return `${loaded} of ${models.value.length} models loaded`;
+  return t.modelsLoaded(loaded, models.value.length);
 }
 
 function Status() {
+  const t = labels.value.shell;
   const now = health.value;
   const words = {
     ready: modelSummary(),
-    loading: now.state === "loading" ? `loading: ${now.stage || "…"} ${Math.round(now.progress * 100)}%` : "",
+    loading: now.state === "loading" ? t.loadingModel(now.stage, Math.round(now.progress * 100)) : "",
     fault: now.state === "fault" ? now.why : "",
-    unreachable: "the server cannot be reached",
+    unreachable: t.unreachable,
   }[now.state];
   return (
     <span class={`status ${now.state}`} role="status" title={words}>
@@ -40,14 +44,13 @@ const LAST_RETRY_MS = 8000;
 
 /** Shown if a view's files cannot be fetched. */
 function ViewLoadError() {
-  if (health.value.state !== "ready") {
-    return <p class="notice">Cannot reach the server. Check that it is running; this view opens when the server answers.</p>;
-  }
+  const t = labels.value.shell;
+  if (health.value.state !== "ready") return <p class="notice">{t.viewUnreachable}</p>;
   return (
     <div class="notice">
-      <p>This view could not be loaded. The server may have a newer version of the page.</p>
+      <p>{t.viewNotLoaded}</p>
       <button type="button" onClick={() => location.reload()}>
-        Reload the page
+        {t.reload}
       </button>
     </div>
   );
@@ -91,38 +94,40 @@ function ViewHost({ view }: { view: View }) {
 
 export function App() {
   const [menu, setMenu] = useState(false);
+  const t = labels.value.shell;
   useEffect(watchServer, []);
   const view = VIEWS.find((one) => one.id === route.value[0]) ?? VIEWS[0]!;
   useEffect(() => {
-    document.title = `${view.title} · llamado`;
-    setMenu(false);
-  }, [view]);
+    document.title = `${t.views[view.id]} · llamado`;
+  }, [view, t]);
+  useEffect(() => setMenu(false), [view]);
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
-        Skip to content
+        {t.skip}
       </a>
       <header class="bar" onKeyDown={(event) => event.key === "Escape" && setMenu(false)}>
         <strong class="brand">
           <Logo /> <span>llamado</span>
         </strong>
         <button class="quiet menu" type="button" aria-expanded={menu} aria-controls="views" onClick={() => setMenu(!menu)}>
-          <span class="hidden">Select view: </span>
-          {view.title} <Icon name="below" />
+          <span class="hidden">{t.selectView}</span>
+          {t.views[view.id]} <Icon name="below" />
         </button>
-        <nav id="views" aria-label="Views" class={menu ? "open" : ""}>
+        <nav id="views" aria-label={t.navigation} class={menu ? "open" : ""}>
           {VIEWS.map((one) => (
             <a key={one.id} href={addressOf(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
-              {one.title}
+              {t.views[one.id]}
             </a>
           ))}
         </nav>
         <Status />
         <IconButton
           icon={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]}
-          label={`Colors: ${theme.value}`}
+          label={t.colors[theme.value]}
           onClick={() => (theme.value = NEXT[theme.value])}
         />
+        <LanguagePicker />
       </header>
       <main id="main" tabIndex={-1} onClick={() => setMenu(false)}>
         <ViewHost view={view} />

@@ -1,8 +1,10 @@
 import { useEffect, useRef } from "preact/hooks";
 import { apiKey, isKeyRequired } from "../api/http";
+import { labels } from "../text";
 
 /** Asks for the API key after the server rejected a request without a valid one. */
 export function KeyDialog() {
+  const t = labels.value.shell;
   const dialog = useRef<HTMLDialogElement>(null);
   const field = useRef<HTMLInputElement>(null);
   const isRequired = isKeyRequired.value;
@@ -24,14 +26,14 @@ export function KeyDialog() {
   return (
     <dialog ref={dialog} class="key-dialog" aria-labelledby="key-title" onClose={() => (isKeyRequired.value = false)}>
       <form onSubmit={submit}>
-        <h2 id="key-title">API key required</h2>
-        <p>{apiKey.value ? "The server rejected this key." : "The server was started with --api-key."}</p>
+        <h2 id="key-title">{t.keyRequired}</h2>
+        <p>{apiKey.value ? t.keyRejected : t.keyReason}</p>
         <label>
-          API key
+          {t.key}
           <input ref={field} type="password" autocomplete="current-password" required />
         </label>
         <button class="primary" type="submit">
-          Continue
+          {t.continue}
         </button>
       </form>
     </dialog>

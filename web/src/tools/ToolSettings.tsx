@@ -2,6 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { props } from "../api/server";
 import type { Settings } from "../chat/settings";
 import { displayText } from "../markdown/displayText";
+import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { addServer, addresses, connectServers, removeServer, states } from "./mcp";
 import type { RunnableTool } from "./mcp";
@@ -26,7 +27,7 @@ export function ToolSettings({ settings, onChange }: Props) {
   if (!serverTools.value.length && !proxied) return null;
   return (
     <fieldset class="tools">
-      <legend>Tools</legend>
+      <legend>{labels.value.tools.title}</legend>
       {serverTools.value.map((tool) => (
         <ToolRow key={tool.name} tool={tool} settings={settings} onChange={onChange} />
       ))}
@@ -36,10 +37,11 @@ export function ToolSettings({ settings, onChange }: Props) {
 }
 
 function ToolRow({ tool, settings, onChange }: Props & { tool: RunnableTool }) {
+  const t = labels.value.tools;
   const { name } = tool;
   const isOffered = settings.serverTools.includes(name);
   return (
-    <div class="tool-row" title={`${tool.description}\n(${tool.where})`}>
+    <div class="tool-row" title={`${tool.description}\n(${tool.address ? t.at(tool.address) : t.onServer})`}>
       <label class="check">
         <input
           type="checkbox"
@@ -59,10 +61,10 @@ function ToolRow({ tool, settings, onChange }: Props & { tool: RunnableTool }) {
           <input
             type="checkbox"
             checked={settings.autoTools.includes(name)}
-            aria-label={`Run ${name} automatically`}
+            aria-label={t.runAutomatically(name)}
             onChange={(event) => onChange({ autoTools: withName(settings.autoTools, name, event.currentTarget.checked) })}
           />
-          automatic{tool.writes ? " (may change data)" : ""}
+          {tool.writes ? t.automaticWrites : t.automatic}
         </label>
       )}
     </div>
@@ -70,6 +72,7 @@ function ToolRow({ tool, settings, onChange }: Props & { tool: RunnableTool }) {
 }
 
 function Servers() {
+  const t = labels.value.tools;
   const field = useRef<HTMLInputElement>(null);
   const [wrong, setWrong] = useState("");
   function submit(event: Event) {
@@ -79,7 +82,7 @@ function Servers() {
       field.current!.value = "";
       setWrong("");
     } catch (error) {
-      setWrong(error instanceof TypeError ? "invalid URL" : (error as Error).message);
+      setWrong(error instanceof TypeError ? t.invalidUrl : (error as Error).message);
     }
   }
   return (
@@ -90,22 +93,22 @@ function Servers() {
           <div key={address} class="mcp-row">
             <span class="where">{displayText(address)}</span>
             <small role="status">
-              {now?.state === "ready" ? `${now.tools.length} tool${now.tools.length === 1 ? "" : "s"}` : now?.state === "failed" ? displayText(now.why) : "connecting…"}
+              {now?.state === "ready" ? t.tools(now.tools.length) : now?.state === "failed" ? displayText(now.why) : t.connecting}
             </small>
             {now?.state === "failed" && (
               <button class="quiet small" type="button" onClick={() => void connectServers(true)}>
-                Try again
+                {labels.value.common.tryAgain}
               </button>
             )}
-            <button class="quiet small" type="button" aria-label={`Remove ${address}`} onClick={() => removeServer(address)}>
+            <button class="quiet small" type="button" aria-label={labels.value.common.remove(address)} onClick={() => removeServer(address)}>
               <Icon name="close" />
             </button>
           </div>
         );
       })}
       <form class="row" onSubmit={submit}>
-        <input ref={field} type="text" inputMode="url" aria-label="URL of an MCP server" placeholder="http://127.0.0.1:9000/mcp" />
-        <button type="submit">Add</button>
+        <input ref={field} type="text" inputMode="url" aria-label={t.mcpUrl} placeholder="http://127.0.0.1:9000/mcp" />
+        <button type="submit">{t.add}</button>
       </form>
       {wrong && <small role="alert">{wrong}</small>}
     </div>

@@ -30,7 +30,7 @@ export async function readServerTools(): Promise<void> {
     name: tool,
     description: definition.function.description ?? "",
     writes: permissions?.write ?? false,
-    where: "on the server",
+    address: "",
     schema: definition,
     run: async (params, stop) => resultText(await postJson<unknown>("tools", { tool, params }, stop)),
   }));

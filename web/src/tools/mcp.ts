@@ -3,6 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, send } from "../api/http";
 import { events } from "../api/sse";
+import { labels } from "../text";
 import { persistentSignal } from "../ui/persistent";
 
 export interface RunnableTool {
@@ -10,8 +11,8 @@ export interface RunnableTool {
   description: string;
   /** True if the tool may change something. */
   writes: boolean;
-  /** Place where the tool runs, for the user. */
-  where: string;
+  /** URL of its MCP server; "" for the tools of this server. */
+  address: string;
   /** Definition for a chat request. */
   schema: unknown;
   /** Run the tool and return its result as text for the model. Throws ApiFailure if there is none. */
@@ -62,10 +63,10 @@ export class McpServer {
     const response = await this.post({ jsonrpc: "2.0", id, method, params }, signal);
     for await (const reply of replies(response)) {
       if (reply.id !== id) continue;
-      if (reply.error) throw new Error(reply.error.message ?? "the MCP server rejected the request");
+      if (reply.error) throw new Error(reply.error.message ?? labels.value.tools.mcpRejected);
       return reply.result;
     }
-    throw new Error("the MCP server closed the stream without a response");
+    throw new Error(labels.value.tools.mcpClosed);
   }
 
   private async post(body: unknown, signal?: AbortSignal): Promise<Response> {
@@ -113,7 +114,7 @@ async function toolsOf(address: string): Promise<RunnableTool[]> {
     name,
     description,
     writes: annotations?.readOnlyHint !== true,
-    where: `at ${address}`,
+    address,
     schema: { type: "function", function: { name, description, parameters: inputSchema ?? { type: "object" } } },
     run: async (args, signal) => {
       const call = () => server.ask("tools/call", { name, arguments: args }, signal);
@@ -154,7 +155,7 @@ export async function connectServers(again = false): Promise<void> {
 /** Add a server's URL. Throws an Error if it is invalid. */
 export function addServer(text: string): void {
   const { href, protocol } = new URL(text.trim());
-  if (protocol !== "http:" && protocol !== "https:") throw new Error("the URL must start with http:// or https://");
+  if (protocol !== "http:" && protocol !== "https:") throw new Error(labels.value.tools.wrongProtocol);
   if (!addresses.value.includes(href)) addresses.value = [...addresses.value, href];
   void connectServers(true);
 }

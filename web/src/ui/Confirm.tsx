@@ -1,6 +1,7 @@
 // Confirmation before data is deleted.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { labels } from "../text";
 
 interface Question {
   title: string;
@@ -36,7 +37,7 @@ export function Confirm() {
       <p>{question.text}</p>
       <div class="row ends">
         <button type="button" onClick={() => end(false)}>
-          Cancel
+          {labels.value.common.cancel}
         </button>
         <button class="danger" type="button" onClick={() => end(true)}>
           {question.action}

@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { labels } from "../text";
 import { Icon } from "./Icon";
 
 /** Copy a text to the clipboard. Without HTTPS browsers forbid the clipboard API, so a selection is copied instead. */
@@ -24,15 +25,16 @@ export async function copy(text: string): Promise<boolean> {
 
 /** A button that copies a text; `bare`: icon only. */
 export function Copy({ text, bare = false }: { text: string; bare?: boolean }) {
-  const [status, setStatus] = useState("");
+  const t = labels.value.common;
+  const [status, setStatus] = useState<"copy" | "copied" | "notCopied">("copy");
   async function run() {
-    setStatus((await copy(text)) ? "Copied" : "Not copied");
-    setTimeout(() => setStatus(""), 1500);
+    setStatus((await copy(text)) ? "copied" : "notCopied");
+    setTimeout(() => setStatus("copy"), 1500);
   }
   return (
-    <button class={`quiet ${bare ? "pictured" : "small"}`} type="button" title="Copy" onClick={() => void run()}>
-      <Icon name={status === "Copied" ? "check" : status ? "close" : "copy"} />
-      <span class={bare ? "hidden" : ""}> {status || "Copy"}</span>
+    <button class={`quiet ${bare ? "pictured" : "small"}`} type="button" title={t.copy} onClick={() => void run()}>
+      <Icon name={({ copy: "copy", copied: "check", notCopied: "close" } as const)[status]} />
+      <span class={bare ? "hidden" : ""}> {t[status]}</span>
     </button>
   );
 }
