@@ -27,6 +27,26 @@ def send(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
+GROUPS = {"Complete": "Text", "Infill": "Text", "Live": "Server", "Cluster": "Server", "Lab": "Server"}
+"""Views that are tabs of a group."""
+
+
+def open_view(page: Page, name: str) -> None:
+    """Open a view by the page's navigation."""
+    for link in (GROUPS.get(name), name):
+        if link is not None:
+            page.get_by_role("navigation").get_by_role("link", name=link, exact=True).click()
+
+
+def unfold(page: Page, *groups: str) -> None:
+    """Unfold groups of the open settings."""
+    for group in groups:
+        details = page.locator(".settings details", has=page.locator("summary", has_text=group))
+        details.wait_for()
+        if details.get_attribute("open") is None:
+            details.locator("summary").click()
+
+
 def assert_accessible(page: Page) -> None:
     """Fail if axe-core finds a violation in the view; does nothing if it is not installed."""
     if AXE.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browsing import AXE, send
+from browsing import AXE, send, unfold
 from playwright.sync_api import Browser, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from tiers import first_of
@@ -63,6 +63,7 @@ def test_views_have_no_serious_violations(browser: Browser, scheme: Any, width: 
                 page.locator(".stats:not(.streaming)").wait_for()
                 check(f"{view}, done")
             page.get_by_role("button", name="settings").first.click()
+            unfold(page, "Sampling", "Advanced")
             page.get_by_label("top_k", exact=True).wait_for()
             check(f"{view}, settings")
             page.get_by_role("button", name="Close settings").click()

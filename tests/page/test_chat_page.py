@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import send, take_picture, until
+from browsing import open_view, send, take_picture, unfold, until
 from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -180,8 +180,8 @@ def test_other_chats_are_usable_while_an_answer_streams(chat: Page, engine: Scri
     chat.get_by_role("link", name="New chat").click()
     expect(answers(chat)).to_have_count(0)
     chat.get_by_role("link", name="Mountains of Peru").click()
-    chat.get_by_role("link", name="Live", exact=True).click()
-    chat.get_by_role("link", name="Chat", exact=True).click()
+    open_view(chat, "Live")
+    open_view(chat, "Chat")
     expect(answers(chat)).to_contain_text("word word")  # the chat view reopens the same chat
     chat.get_by_role("link", name="Rivers of Spain").click()
     engine.say = "never " * 300
@@ -337,7 +337,7 @@ def test_every_parameter_can_be_found_and_set(chat: Page, engine: ScriptedEngine
         find.fill(name)
         field = chat.get_by_label(name, exact=True)
         field.fill(typed)
-        expect(chat.locator(".parameter:visible")).to_have_count(1)
+        expect(chat.locator("details .parameter:visible")).to_have_count(1)
         find.fill("")
         with chat.expect_request("**/v1/chat/completions") as asked:
             send(chat, name)
@@ -351,6 +351,7 @@ def test_every_parameter_can_be_found_and_set(chat: Page, engine: ScriptedEngine
 
 def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     chat.get_by_role("button", name="Settings").click()
+    unfold(chat, "Sampling", "Advanced")
     chat.get_by_label("System prompt").fill("Be brief.")
     chat.get_by_label("top_k", exact=True).fill("7")
     chat.get_by_label("temperature", exact=True).fill("abc")
@@ -375,7 +376,7 @@ def test_loading_parameters_keeps_typed_text(chat: Page, engine: ScriptedEngine)
     """The parameters arrive while the user types."""
     settings = chat.get_by_role("button", name="Settings", exact=True)
     settings.click()
-    chat.get_by_label("top_k", exact=True).wait_for()
+    unfold(chat, "Sampling", "Advanced")
     settings.click()
     pending: list[Route] = []
     chat.route("**/props", lambda route: pending.append(route))
@@ -406,6 +407,7 @@ def test_invalid_values_stay_in_the_field(chat: Page) -> None:
     field.fill("abc")
     chat.get_by_text("expected a number").wait_for()
     expect(field).to_have_value("abc")
+    unfold(chat, "Sampling")
     chat.get_by_label("top_k", exact=True).fill("7")
     chat.get_by_label("top_k", exact=True).blur()
     chat.get_by_role("button", name="Reset to server defaults").click()
@@ -416,6 +418,7 @@ def test_invalid_values_stay_in_the_field(chat: Page) -> None:
 
 def test_candidates_of_a_token_are_shown(chat: Page) -> None:
     chat.get_by_role("button", name="Settings").click()
+    unfold(chat, "Advanced")
     chat.get_by_label("Probabilities: ").fill("2")
     chat.get_by_label("Probabilities: ").blur()
     send(chat, "Hello")
@@ -509,7 +512,7 @@ def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str)
         "**/*completion*",
         lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n"),
     )
-    chat.get_by_role("link", name=view, exact=True).click()
+    open_view(chat, view)
     if view == "Chat":
         send(chat, "Go")
     else:
@@ -533,9 +536,9 @@ def test_each_chat_has_its_own_draft(chat: Page, tmp_path: Path) -> None:
     field.fill("and lakes?")
     chat.get_by_label("Files to attach").set_input_files(tmp_path / "notes.txt")
     expect(chat.locator(".chip")).to_have_count(1)
-    chat.get_by_role("link", name="Live", exact=True).click()
+    open_view(chat, "Live")
     expect(field).to_have_count(0)
-    chat.get_by_role("link", name="Chat", exact=True).click()
+    open_view(chat, "Chat")
     expect(answers(chat)).to_have_count(1)
     expect(field).to_have_value("and lakes?")
     expect(chat.locator(".chip")).to_have_count(1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import assert_accessible, send, serving, take_picture, until
+from browsing import assert_accessible, open_view, send, serving, take_picture, until
 from PIL import Image
 from playwright.sync_api import BrowserContext, FileChooser, Locator, Page, Route, expect
 from projectors import spec
@@ -572,7 +572,7 @@ def test_a_phone_offers_the_camera(page: Page, address: str) -> None:
 
 
 def test_both_sides_of_a_comparison_get_the_picture(chat: Page, server: MediaServer) -> None:
-    chat.get_by_role("link", name="Compare", exact=True).click()
+    open_view(chat, "Compare")
     attach(chat, payload("red.png", picture()))
     expect(drafts(chat)).to_have_count(1)
     send(chat, "What is it?")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browsing import send, take_picture
+from browsing import send, take_picture, unfold
 from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -42,6 +42,7 @@ def test_screenshots_of_text_views(page: Page, smollm2_server: str) -> None:
     for side, temperature in (("Left", "0"), ("Right", "0.7")):
         page.get_by_role("button", name=f"{side} settings").click()
         setting(page, "temperature", temperature)
+        unfold(page, "Sampling")
         setting(page, "seed", "1")
         setting(page, "max_tokens", "120")
         page.get_by_role("button", name="Close settings").click()
@@ -52,6 +53,7 @@ def test_screenshots_of_text_views(page: Page, smollm2_server: str) -> None:
     page.goto(f"{smollm2_server}#/complete")
     page.get_by_label("Text", exact=True).fill("Once upon a time there was a river that")
     page.get_by_role("button", name="Settings").click()
+    unfold(page, "Sampling", "Advanced")
     setting(page, "Probabilities: ", "6")
     setting(page, "n_predict", "60")
     setting(page, "seed", "1")

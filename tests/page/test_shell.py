@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from browsing import send, take_picture
+from browsing import open_view, send, take_picture
 from playwright.sync_api import Browser, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -48,7 +48,7 @@ def test_a_view_that_failed_to_load_opens_once_the_server_is_back(page: Page) ->
         page.goto(address)
         page.get_by_label("Message", exact=True).wait_for()
         page.route(re.compile("/(health|assets/)"), lambda route: route.abort())
-        page.get_by_role("link", name="Live", exact=True).click()
+        open_view(page, "Live")
         notice = page.locator("main .notice")
         expect(notice).to_contain_text("this view opens when the server answers")
         expect(notice).to_have_count(1)
@@ -75,33 +75,47 @@ def test_style_sheets_of_other_views_change_no_view(page: Page) -> None:
         page.goto(f"{address}#/live")
         before = places()
         for view in VIEWS:
-            page.get_by_role("link", name=view, exact=True).click()
+            open_view(page, view)
             expect(page).to_have_title(f"{view} · llamado")
             page.locator("main > *").first.wait_for()
-        page.get_by_role("link", name="Live", exact=True).click()
+        open_view(page, "Live")
         assert places() == before
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_reaches_all_views_without_horizontal_scrolling(browser: Browser, view: str) -> None:
+    name = "Qwen3-30B-A3B-Instruct"
     with scripted_server(ScriptedEngine()) as address:
-        page = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
+        page = browser.new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+        page.route("**/props*", lambda route: route.fulfill(json=route.fetch().json() | {"model_alias": name}))
         page.goto(address)
-        link = page.get_by_role("link", name=view, exact=True)
-        expect(link).to_be_hidden()
-        page.get_by_role("button", name="Select view: Chat").click()
-        link.click()
-        expect(link).to_be_hidden()
-        page.get_by_role("button", name=f"Select view: {view}").wait_for()
+        words = page.locator(".status .words")
+        expect(words).to_have_text(name)
+        assert words.evaluate("(one) => one.scrollWidth <= one.clientWidth"), "the name of the model is cut"
+        open_view(page, view)
+        expect(page).to_have_title(f"{view} · llamado")
         page.locator("main > *").first.wait_for()
+        for link in page.get_by_role("navigation").get_by_role("link").all():
+            expect(link).to_be_in_viewport(ratio=1)
         wide = "() => [document.documentElement, document.querySelector('main')].map((e) => e.scrollWidth)"
-        assert max(page.evaluate(wide)) <= 390
-        small = page.locator("main button:visible").evaluate_all(
-            "(all) => all.map((one) => [one.textContent, one.getBoundingClientRect()])"
-            ".filter(([, box]) => box.height < 36 || box.width < 36).map(([text]) => text)"
+        assert max(page.evaluate(wide)) <= 360
+        small = page.locator("button:visible, select:visible, nav a").evaluate_all(
+            "(all) => all.map((one) => [one.ariaLabel || one.textContent, one.getBoundingClientRect()])"
+            ".filter(([, box]) => box.height < 44 || box.width < 44).map(([text]) => text)"
         )
         assert small == [], "too small for a finger"
         page.close()
+
+
+@pytest.mark.parametrize("fragment", ["#/lab", "#lab"])
+def test_addresses_of_views_within_a_group_open_them(page: Page, fragment: str) -> None:
+    with scripted_server(ScriptedEngine()) as address:
+        page.goto(f"{address}{fragment}")
+        expect(page).to_have_title("Lab · llamado")
+        expect(page.get_by_role("link", name="Lab", exact=True)).to_have_attribute("aria-current", "page")
+        open_view(page, "Chat")
+        page.get_by_role("link", name="Server", exact=True).click()  # opens the view that was open last
+        expect(page).to_have_title("Lab · llamado")
 
 
 def test_a_new_chat_shows_the_model_and_examples(page: Page) -> None:
@@ -130,7 +144,7 @@ def test_requests_name_a_loaded_model_until_another_is_chosen(page: Page) -> Non
         picker = page.get_by_role("combobox", name="Model")
         expect(picker).to_have_value("b")
         for view, name in (("Chat", "Message"), ("Compare", "Message"), ("Complete", "Text")):
-            page.get_by_role("link", name=view, exact=True).click()
+            open_view(page, view)
             page.get_by_role("heading", level=1).wait_for()
             page.get_by_label(name, exact=True).fill("Hello")
             with page.expect_request(re.compile("completion")) as asked:
@@ -138,14 +152,15 @@ def test_requests_name_a_loaded_model_until_another_is_chosen(page: Page) -> Non
             assert asked.value.post_data_json["model"] == "b", view
             page.locator(".stats:not(.streaming)").last.wait_for()
         for view in ("Cluster", "Lab"):  # a router has neither
-            page.get_by_role("link", name=view, exact=True).click()
+            open_view(page, view)
             page.get_by_role("heading", name="This address is a router").wait_for()
-        page.get_by_role("link", name="Chat", exact=True).click()
+        open_view(page, "Chat")
         picker.select_option("a")
         page.get_by_label("Message", exact=True).fill("Hello")
         with page.expect_request("**/v1/chat/completions") as asked:
             page.keyboard.press("Enter")
         assert asked.value.post_data_json["model"] == "a"
+        page.unroute_all(behavior="wait")
 
 
 def test_a_base_model_is_named_and_limited(page: Page) -> None:

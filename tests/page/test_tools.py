@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from browsing import send, take_picture
+from browsing import send, take_picture, unfold
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 from waiting import GUARD
@@ -58,6 +58,7 @@ def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: 
         assert "read_file" in prompts[0] and "write_file" not in prompts[0] and "the secret is seven" in prompts[1]
 
         # The server rejects probabilities together with tools, so the page does not request them.
+        unfold(page, "Advanced")
         page.get_by_label("Probabilities: ").fill("2")
         page.get_by_text("Not available together with tools.").wait_for()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browsing import send, take_picture, until
+from browsing import send, take_picture, unfold, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -39,6 +39,7 @@ def test_two_sides_stream_at_once_and_differences_are_highlighted(
     page.get_by_role("button", name="Left settings").click()
     page.get_by_label("System prompt").fill("brief")
     page.get_by_role("button", name="Right settings").click()
+    unfold(page, "Sampling")
     page.get_by_label("top_k", exact=True).fill("5")
     page.get_by_label("top_k", exact=True).blur()
     expect(page.locator(".compare-head .what")).to_have_text(["fake · system prompt", "fake · top_k 5"])
@@ -73,6 +74,7 @@ def test_two_sides_stream_at_once_and_differences_are_highlighted(
 def test_an_error_on_one_side_keeps_the_other_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/compare")
     page.get_by_role("button", name="Right settings").click()
+    unfold(page, "Advanced")
     page.get_by_label("JSON schema").fill("{")
     page.get_by_label("JSON schema").blur()
     send(page, "Hello")
@@ -98,7 +100,7 @@ def test_a_text_is_continued_in_place(page: Page, address: str, engine: Scripted
     page.goto(f"{address}#/complete")
     text = page.get_by_label("Text", exact=True)
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("top_k", exact=True).wait_for()
+    unfold(page, "Sampling", "Advanced")
     page.get_by_label("Probabilities: ").fill("2")
     page.get_by_label("Probabilities: ").blur()
     page.get_by_label("top_k", exact=True).fill("3")
@@ -141,6 +143,9 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
     assert "seven = 7" in prompt and prompt.endswith("def f():\n    \nprint(f())")
     page.get_by_role("button", name="Insert").click()
     expect(page.get_by_label("Before")).to_have_value("def f():\n    return 1")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_label("Before")).to_have_value("def f():\n    ")
+    expect(page.get_by_role("region", name="Between")).to_have_text("return 1")
 
 
 @pytest.mark.full

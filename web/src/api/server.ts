@@ -23,7 +23,8 @@ export interface Props {
 export interface ModelEntry {
   id: string;
   /** Load state of a router's model: loaded, loading, unloaded, … */
-  status?: { value: string };
+  status?: { value: string; progress?: { value?: number } };
+  meta?: { n_params?: number; size?: number };
   architecture?: { input_modalities?: string[] };
 }
 

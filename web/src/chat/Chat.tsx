@@ -16,7 +16,8 @@ import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { changeSettings, current, openConversation, readConversations, shownSettings, storageFailure } from "./store";
+import { changeSettings, current, isLoaded, openConversation, readConversations, shownSettings, storageFailure } from "./store";
+import { Examples } from "./Welcome";
 import "./chat.css";
 
 /** The panel that is open; on a narrow screen it covers the conversation. */
@@ -46,11 +47,12 @@ export function Chat() {
   useEffect(() => void readConversations(), []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
+  const isEmpty = isLoaded.value && !shownPath.value.length;
 
   return (
     <div class={`chat ${panel.value && `shows-${panel.value}`} ${listed.value ? "lists" : ""}`}>
       <Sidebar onChosen={() => (panel.value = "")} onClose={toggleList} />
-      <section class="conversation" aria-label={t.conversation}>
+      <section class={isEmpty ? "conversation empty" : "conversation"} aria-label={t.conversation}>
         <div class="chat-bar">
           <IconButton icon="side" label={t.chats} expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
           <h1 dir="auto">{displayText(current.value?.title ?? t.newChat)}</h1>
@@ -72,6 +74,7 @@ export function Chat() {
           </p>
         ))}
         <Composer place={route.value[1] || "new"} busy={busy.value} onStop={stop} onSend={send} models={[modelFor(settings.model)]} />
+        {isEmpty && <Examples />}
         <PictureDialog />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}

@@ -1,6 +1,6 @@
 import { memo } from "preact/compat";
 import { useRef, useState } from "preact/hooks";
-import { modelFor, models } from "../api/server";
+import { modelFor } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
 import { MediaRow } from "../media/MediaView";
@@ -15,6 +15,7 @@ import { saveMessage, removeMessage, shownSettings } from "./store";
 import { ToolCalls } from "./ToolCalls";
 import { AnswerStats } from "./AnswerStats";
 import { Reasoning } from "./Reasoning";
+import { Waiting } from "./Waiting";
 import { isText, type Message, type Messages, versions } from "./tree";
 
 interface Props {
@@ -60,7 +61,7 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
           </div>
         )
       )}
-      {isStreaming && !message.content && !message.reasoning && <Waiting progress={progress} />}
+      {isStreaming && !message.content && !message.reasoning && <Waiting progress={progress} model={modelFor(shownSettings().model)} />}
       {message.toolCalls && !isStreaming && <ToolCalls message={message} />}
       {message.error && <p class="notice">{displayText(message.error)}</p>}
       {!isStreaming && message.ending && t.endings[message.ending] && <p class="ending">{t.endings[message.ending]}</p>}
@@ -74,27 +75,6 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
     </article>
   );
 });
-
-/** Progress before the first token. */
-function Waiting({ progress }: { progress: number | undefined }) {
-  const t = labels.value.chat;
-  const model = modelFor(shownSettings().model);
-  const loads = progress === undefined && models.value.some((one) => one.id === model && one.status && one.status.value !== "loaded");
-  return (
-    <p class="waiting" role="status">
-      {loads && <>{displayText(t.loadingModel(model))} </>}
-      {progress !== undefined && progress < 1 ? (
-        <>
-          {t.processingPrompt} <progress value={progress} /> {Math.round(100 * progress)}%
-        </>
-      ) : (
-        <span class="dots">
-          <span class="hidden">{t.waiting}</span>
-        </span>
-      )}
-    </p>
-  );
-}
 
 interface ActionsProps {
   message: Message;
@@ -113,11 +93,11 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
   }
   return (
     <span class="actions">
-      <Copy text={message.content} bare />
-      <IconButton icon="pencil" label={t.edit} disabled={busy} onClick={onEdit} />
+      <Copy text={message.content} />
+      <IconButton icon="pencil" label={t.edit} hasWord disabled={busy} onClick={onEdit} />
       {message.role === "assistant" && (
         <>
-          <IconButton icon="again" label={t.regenerate} disabled={busy} onClick={() => void regenerate(message)} />
+          <IconButton icon="again" label={t.regenerate} hasWord disabled={busy} onClick={() => void regenerate(message)} />
           <IconButton icon="forward" label={t.continue} disabled={busy} onClick={() => void continueAnswer(message)} />
         </>
       )}

@@ -27,14 +27,14 @@ test("lists described parameters with their defaults, without those that the pag
     ["logit_bias", "json", undefined],
     ["stop", "list", []],
   ]);
-  expect(listParameters(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["sampling", "sampling", "sampling", "length"]);
+  expect(listParameters(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["sampling", "common", "sampling", "advanced"]);
 });
 
 test("guesses kinds from the defaults if there is no document", () => {
   expect(listParameters(PROPS, null).map((one) => [one.name, one.kind])).toContainEqual(["temperature", "number"]);
 });
 
-const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0, group: "other" });
+const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0, group: "advanced" });
 
 test("parses typed values", () => {
   expect(parseValue(one("number"), " 0.5 ")).toBe(0.5);

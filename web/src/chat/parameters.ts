@@ -4,9 +4,9 @@ import { getJson } from "../api/http";
 import { isRouter, type Props } from "../api/server";
 import { labels } from "../text";
 
-/** Groups of parameters, in the order of the settings panel. */
-export const GROUPS = ["sampling", "length", "repetition", "samplers", "other"] as const;
-export type Group = (typeof GROUPS)[number];
+/** Groups that are folded, in the order of the settings panel. */
+export const FOLDED_GROUPS = ["sampling", "penalties", "advanced"] as const;
+export type FoldedGroup = (typeof FOLDED_GROUPS)[number];
 
 export interface Parameter {
   name: string;
@@ -15,7 +15,7 @@ export interface Parameter {
   description: string;
   /** The value that the server uses by default. */
   default: unknown;
-  group: Group;
+  group: "common" | FoldedGroup;
   /** Set if the parameter applies to chats alone, or to raw text alone. */
   only?: "chat" | "text";
 }
@@ -37,18 +37,24 @@ const EXCLUDED = new Set(
   "stream n n_cmpl echo tools json_schema lora grammar_lazy grammar_triggers preserved_tokens n_probs logprobs timings_per_token return_progress return_tokens verbose receipt response_fields backend_sampling generation_prompt max_completion_tokens sse_ping_interval stream_options n_cache_reuse".split(" "),
 );
 
-const GROUP_PATTERNS: [RegExp, Group][] = [
-  [/^(seed|temperature|top_k|top_p|min_p|samplers)$/, "sampling"],
-  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "length"],
-  [/^(repeat|presence|frequency|dry)_/, "repetition"],
-  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "samplers"],
+/** Parameters that are shown first, in this order. */
+const COMMON = ["temperature", "top_p", "max_tokens", "n_predict"];
+const GROUP_PATTERNS: [RegExp, FoldedGroup][] = [
+  [/^(seed|samplers|top_k|min_p|min_keep|dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "sampling"],
+  [/^(repeat|presence|frequency|dry)_/, "penalties"],
 ];
 
 /** APIs have different names for the token limit; n_indent applies to lines of code before the answer. */
 const ONLY: Record<string, "chat" | "text"> = { max_tokens: "chat", n_predict: "text", n_indent: "text" };
 
-function groupOf(name: string): Group {
-  return GROUP_PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? "other";
+function groupOf(name: string): Parameter["group"] {
+  if (COMMON.includes(name)) return "common";
+  return GROUP_PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? "advanced";
+}
+
+/** Return the parameters that are shown first. */
+export function commonParameters(all: readonly Parameter[]): Parameter[] {
+  return COMMON.flatMap((name) => all.find((one) => one.name === name) ?? []);
 }
 
 /** Parameters by model name; "": the only model. */

@@ -9,6 +9,7 @@ import { Probabilities } from "../chat/Probabilities";
 import { SettingsPanel } from "../chat/SettingsPanel";
 import { Reasoning } from "../chat/Reasoning";
 import { AnswerStats } from "../chat/AnswerStats";
+import { Waiting } from "../chat/Waiting";
 import type { Message } from "../chat/tree";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
@@ -172,9 +173,7 @@ const AnswerView = memo(({ side, message, isStreaming }: { side: Side; message: 
         </pre>
       ))}
       {isStreaming && !message.content && !message.reasoning && (
-        <p class="waiting">
-          <span class="dots" />
-        </p>
+        <Waiting progress={undefined} model={modelFor(sideSettings(side).model)} />
       )}
       {message.error && <p class="notice">{displayText(message.error)}</p>}
       {!isStreaming && message.ending === "interrupted" && <p class="ending">{t.interrupted}</p>}

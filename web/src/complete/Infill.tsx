@@ -25,6 +25,8 @@ export function Infill() {
   const [around, setAround] = useState<TextFile[]>([]);
   const [status, setStatus] = useState("");
   const [filled, setFilled] = useState(false);
+  /** The text before the gap, before the last insertion. */
+  const [previous, setPrevious] = useState<string | null>(null);
   const file = useRef<HTMLInputElement>(null);
   const busy = run.busy.value;
   const found = filled ? run.latest.value : null;
@@ -32,6 +34,7 @@ export function Infill() {
   async function fill() {
     setProbs(false);
     setFilled(true);
+    setPrevious(null);
     const extra = around.map(({ name, text }) => ({ filename: name, text }));
     await run.start({ input_prefix: prefix.value, input_suffix: suffix.value, input_extra: extra, prompt: "" });
   }
@@ -75,7 +78,10 @@ export function Infill() {
             spellcheck={false}
             placeholder={"def area(radius):\n    "}
             value={prefix.value}
-            onInput={(event) => (prefix.value = event.currentTarget.value)}
+            onInput={(event) => {
+              prefix.value = event.currentTarget.value;
+              setPrevious(null);
+            }}
           />
         </label>
         <div class="gap">
@@ -129,11 +135,23 @@ export function Infill() {
             type="button"
             disabled={busy || !found?.text}
             onClick={() => {
+              setPrevious(prefix.value);
               prefix.value += found!.text;
               setFilled(false);
             }}
           >
             {t.insert}
+          </button>
+          <button
+            type="button"
+            disabled={busy || previous === null}
+            onClick={() => {
+              prefix.value = previous!;
+              setPrevious(null);
+              setFilled(true);
+            }}
+          >
+            {t.undo}
           </button>
           {found !== null && found.probs.length > 0 && (
             <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>

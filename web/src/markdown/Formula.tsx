@@ -5,7 +5,7 @@ export function Formula({ tex, display }: { tex: string; display: boolean }) {
   const place = useRef<HTMLSpanElement>(null);
   useEffect(() => {
     let isCurrent = true;
-    void import("temml").then(({ default: temml }) => {
+    void import("./tex").then(({ temml }) => {
       if (!isCurrent || !place.current) return;
       try {
         temml.render(tex, place.current, { displayMode: display, trust: false, throwOnError: true, maxExpand: 200 });

@@ -4,14 +4,14 @@ import { checkHealth, health, isRouter, models, props, watchServer } from "../ap
 import { displayText } from "../markdown/displayText";
 import { labels } from "../text";
 import { Confirm } from "../ui/Confirm";
-import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { KeyDialog } from "./KeyDialog";
 import { LanguagePicker } from "./LanguagePicker";
 import { Logo } from "./Logo";
-import { addressOf, route } from "./route";
+import { Navigation, Tabs } from "./Navigation";
+import { route } from "./route";
 import { theme, type Theme } from "./theme";
-import { VIEWS, type View } from "./views";
+import { findView, type View } from "./views";
 
 const NEXT: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
 
@@ -27,7 +27,7 @@ function Status() {
   const now = health.value;
   const words = {
     ready: modelSummary(),
-    loading: now.state === "loading" ? t.loadingModel(now.stage, Math.round(now.progress * 100)) : "",
+    loading: now.state === "loading" ? t.loadingModel(Math.round(now.progress * 100)) : "",
     fault: now.state === "fault" ? now.why : "",
     unreachable: t.unreachable,
   }[now.state];
@@ -93,34 +93,22 @@ function ViewHost({ view }: { view: View }) {
 }
 
 export function App() {
-  const [menu, setMenu] = useState(false);
   const t = labels.value.shell;
   useEffect(watchServer, []);
-  const view = VIEWS.find((one) => one.id === route.value[0]) ?? VIEWS[0]!;
+  const { group, view } = findView(route.value[0]);
   useEffect(() => {
     document.title = `${t.views[view.id]} · llamado`;
   }, [view, t]);
-  useEffect(() => setMenu(false), [view]);
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
         {t.skip}
       </a>
-      <header class="bar" onKeyDown={(event) => event.key === "Escape" && setMenu(false)}>
+      <header class="bar">
         <strong class="brand">
           <Logo /> <span>llamado</span>
         </strong>
-        <button class="quiet menu" type="button" aria-expanded={menu} aria-controls="views" onClick={() => setMenu(!menu)}>
-          <span class="hidden">{t.selectView}</span>
-          {t.views[view.id]} <Icon name="below" />
-        </button>
-        <nav id="views" aria-label={t.navigation} class={menu ? "open" : ""}>
-          {VIEWS.map((one) => (
-            <a key={one.id} href={addressOf(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
-              {t.views[one.id]}
-            </a>
-          ))}
-        </nav>
+        <Navigation group={group} view={view} />
         <Status />
         <IconButton
           icon={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]}
@@ -129,7 +117,8 @@ export function App() {
         />
         <LanguagePicker />
       </header>
-      <main id="main" tabIndex={-1} onClick={() => setMenu(false)}>
+      <Tabs group={group} view={view} />
+      <main id="main" tabIndex={-1}>
         <ViewHost view={view} />
       </main>
       <KeyDialog />

@@ -1,5 +1,5 @@
 // All English labels of the page, grouped by view. Backticks mark code, [text](address) a link (see ui/Rich.tsx).
-import { formatCount, formatDecimal } from "../ui/format";
+import { formatCompact, formatCount, formatDecimal } from "../ui/format";
 
 /** Return a number with its noun. */
 function count(n: number, noun: string, plural = `${noun}s`): string {
@@ -38,12 +38,12 @@ export const en = {
 
   shell: {
     views: { chat: "Chat", compare: "Compare", complete: "Complete", infill: "Infill", live: "Live", cluster: "Cluster", lab: "Lab" },
+    groups: { chat: "Chat", compare: "Compare", text: "Text", server: "Server" },
     navigation: "Views",
-    selectView: "Select view: ",
     skip: "Skip to content",
     ready: "ready",
     modelsLoaded: (loaded: number, all: number) => `${loaded} of ${all} models loaded`,
-    loadingModel: (stage: string, percent: number) => `Loading: ${stage || "…"} ${percent}%`,
+    loadingModel: (percent: number) => `Loading the model, ${percent}%`,
     unreachable: "Cannot reach the server",
     viewUnreachable: "Cannot reach the server. Check that it is running; this view opens when the server answers.",
     viewNotLoaded: "This view could not be loaded. The server may have a newer version of the page.",
@@ -113,11 +113,11 @@ export const en = {
     examples: [
       ["Explain something", "Explain in a few sentences why the sky is blue."],
       ["Write code", "Write a Python function that tells whether a word is a palindrome, with an example."],
-      ["Make a table", "Make a Markdown table of the four seasons: months, weather, and what to wear."],
       ["Plan a day", "Plan a day in a city by the sea: morning, noon and evening, as a short list."],
     ] as [title: string, prompt: string][],
     accepts: { image: "accepts pictures", audio: "accepts sounds", both: "accepts pictures and sounds" },
     contextSize: (n: number) => `${formatCount(n)} tokens of context`,
+    modelSize: (parameters: number, bytes: string) => `${formatCompact(parameters)} parameters, ${bytes}`,
     modelsToChoose: (n: number) => `${count(n, "model")} to choose from`,
     storedInBrowser: "chats are stored in this browser only",
     baseModel:
@@ -130,9 +130,10 @@ export const en = {
       aborted: "Stopped.",
       interrupted: "Interrupted: the answer is incomplete. Choose Continue for the rest.",
     } as Partial<Record<string, string>>,
-    loadingModel: (model: string) => `Loading ${model}`,
+    loadingModel: (model: string, percent: number | null) => `Loading ${model}${percent === null ? "" : `, ${percent}%`}`,
     processingPrompt: "Processing the prompt",
     waiting: "Waiting for the first token",
+    seconds: (n: number) => `${formatCount(n)} s`,
     deleteMessageTitle: "Delete this message?",
     deleteMessageText: "This also deletes all messages below it, and cannot be undone.",
     edit: "Edit",
@@ -205,7 +206,7 @@ export const en = {
     find: "Find a parameter",
     notLoaded: (why: string) => `Cannot load the parameters: ${why}`,
     noneFound: "No parameter found.",
-    groups: { sampling: "Sampling", length: "Length and stop", repetition: "Repetition", samplers: "More samplers", other: "Other" },
+    groups: { sampling: "Sampling", penalties: "Penalties", advanced: "Advanced" },
     changed: (n: number) => `${formatCount(n)} changed`,
     defaultIs: (value: string) => `${value} (default)`,
     default: "default",
@@ -323,6 +324,7 @@ export const en = {
     files: "Context files",
     fill: "Fill in",
     insert: "Insert",
+    undo: "Undo",
     notSupported:
       "This model has no infill tokens: it was not trained to fill gaps. Code models such as Qwen Coder, StarCoder or CodeGemma have them.",
   },

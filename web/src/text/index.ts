@@ -10,6 +10,9 @@ export const labels = signal<Catalogue>(en);
 
 const LOADERS: Record<Language, () => Promise<Catalogue>> = {
   en: async () => en,
+  de: async () => (await import("./de")).de,
+  es: async () => (await import("./es")).es,
+  zh: async () => (await import("./zh")).zh,
 };
 
 /** Show the labels of a language. If they cannot be loaded, the present ones stay. */
@@ -17,7 +20,7 @@ async function show(wanted: Language): Promise<void> {
   const found = await LOADERS[wanted]().catch(() => null);
   if (!found || wanted !== language.value) return;
   labels.value = found;
-  document.documentElement.lang = wanted;
+  document.documentElement.lang = wanted === "zh" ? "zh-Hans" : wanted;
 }
 
 /** Follow the language from now on. Resolves once the labels of the present language are shown. */

@@ -3,7 +3,7 @@ import { computed } from "@preact/signals";
 import { persistentSignal } from "../ui/persistent";
 
 /** Languages with a catalogue of labels, by their own names. */
-export const LANGUAGES = { en: "English" } as const;
+export const LANGUAGES = { en: "English", de: "Deutsch", es: "Español", zh: "简体中文" } as const;
 export type Language = keyof typeof LANGUAGES;
 
 /** "system": the browser's language. */

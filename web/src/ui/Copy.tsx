@@ -23,8 +23,8 @@ export async function copy(text: string): Promise<boolean> {
   return done;
 }
 
-/** A button that copies a text; `bare`: icon only. */
-export function Copy({ text, bare = false }: { text: string; bare?: boolean }) {
+/** A button that copies a text. */
+export function Copy({ text }: { text: string }) {
   const t = labels.value.common;
   const [status, setStatus] = useState<"copy" | "copied" | "notCopied">("copy");
   async function run() {
@@ -32,9 +32,9 @@ export function Copy({ text, bare = false }: { text: string; bare?: boolean }) {
     setTimeout(() => setStatus("copy"), 1500);
   }
   return (
-    <button class={`quiet ${bare ? "pictured" : "small"}`} type="button" title={t.copy} onClick={() => void run()}>
+    <button class="quiet small" type="button" title={t.copy} onClick={() => void run()}>
       <Icon name={({ copy: "copy", copied: "check", notCopied: "close" } as const)[status]} />
-      <span class={bare ? "hidden" : ""}> {t[status]}</span>
+      <span> {t[status]}</span>
     </button>
   );
 }

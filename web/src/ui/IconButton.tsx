@@ -9,13 +9,15 @@ interface Props {
   pressed?: boolean;
   expanded?: boolean;
   kind?: string;
+  /** Show the label beside the icon. */
+  hasWord?: boolean;
 }
 
-/** A button with an icon and no text. */
-export function IconButton({ icon, label, onClick, disabled = false, pressed, expanded, kind = "" }: Props) {
+/** A button with an icon. */
+export function IconButton({ icon, label, onClick, disabled = false, pressed, expanded, kind = "", hasWord = false }: Props) {
   return (
     <button
-      class={`quiet pictured ${kind}`}
+      class={`quiet ${hasWord ? "small" : "pictured"} ${kind}`}
       type="button"
       title={label}
       aria-label={label}
@@ -25,6 +27,7 @@ export function IconButton({ icon, label, onClick, disabled = false, pressed, ex
       onClick={onClick}
     >
       <Icon name={icon} />
+      {hasWord && <span> {label}</span>}
     </button>
   );
 }

@@ -8,6 +8,11 @@ export function formatCount(value: number): string {
   return new Intl.NumberFormat(language.value, { maximumFractionDigits: 0 }).format(value);
 }
 
+/** Format a large number with a word or letter for its magnitude, such as 135M. */
+export function formatCompact(value: number): string {
+  return new Intl.NumberFormat(language.value, { notation: "compact" }).format(value);
+}
+
 const decimals = new Map<string, Intl.NumberFormat>();
 
 /** Format a number with a fixed number of digits after the decimal separator, without separators of thousands. */
