@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -82,6 +83,18 @@ def test_style_sheets_of_other_views_change_no_view(page: Page) -> None:
         assert places() == before
 
 
+def assert_fits_a_phone(page: Page) -> None:
+    """Fail if the view is wider than the screen, or if a control is too small for a finger."""
+    wide = "() => [document.documentElement, document.querySelector('main')].map((e) => e.scrollWidth)"
+    assert max(page.evaluate(wide)) <= 360
+    controls = "button:visible, select:visible, input:not(.hidden, [type=checkbox]):visible, nav a"
+    small = page.locator(controls).evaluate_all(
+        "(all) => all.map((one) => [one.ariaLabel || one.textContent, one.getBoundingClientRect()])"
+        ".filter(([, box]) => box.height < 44 || box.width < 44).map(([text]) => text)"
+    )
+    assert small == [], "too small for a finger"
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_reaches_all_views_without_horizontal_scrolling(browser: Browser, view: str) -> None:
     name = "Qwen3-30B-A3B-Instruct"
@@ -97,13 +110,23 @@ def test_a_phone_reaches_all_views_without_horizontal_scrolling(browser: Browser
         page.locator("main > *").first.wait_for()
         for link in page.get_by_role("navigation").get_by_role("link").all():
             expect(link).to_be_in_viewport(ratio=1)
-        wide = "() => [document.documentElement, document.querySelector('main')].map((e) => e.scrollWidth)"
-        assert max(page.evaluate(wide)) <= 360
-        small = page.locator("button:visible, select:visible, nav a").evaluate_all(
-            "(all) => all.map((one) => [one.ariaLabel || one.textContent, one.getBoundingClientRect()])"
-            ".filter(([, box]) => box.height < 44 || box.width < 44).map(([text]) => text)"
-        )
-        assert small == [], "too small for a finger"
+        assert_fits_a_phone(page)
+        page.close()
+
+
+def test_an_open_lab_fits_a_phone(browser: Browser) -> None:
+    link = {"latency_ms": 100, "jitter_ms": 50, "bandwidth": None, "own": True, "running": True, "watched": False}
+    links = [link | {"endpoint": f"127.0.0.1:{port}", "worker": f"127.0.0.1:{port}"} for port in (50_001, 50_002)]
+    cluster = {"model": "fake", "devices": [], "tokens_per_second": None, "token_seconds": None, "events": []}
+    event = json.dumps({"sequence": 1, "cluster": cluster | {"predicted_seconds": None}})
+    with scripted_server(ScriptedEngine()) as address:
+        page = browser.new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+        page.route("**/lab", lambda route: route.fulfill(json={"on": True, "links": links}))
+        events = f"data: {event}\n\n"
+        page.route("**/cluster/events", lambda route: route.fulfill(content_type="text/event-stream", body=events))
+        page.goto(f"{address}#/lab")
+        expect(page.locator("fieldset")).to_have_count(2)
+        assert_fits_a_phone(page)
         page.close()
 
 

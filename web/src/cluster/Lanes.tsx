@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { labels } from "../text";
 import { formatMs } from "../ui/format";
-import { type Edge, type Layout, assignPlaces, placeName, placeToGive, placeToTake, shortName } from "./layout";
+import { type Edge, type Layout, assignPlaces, describeLayers, placeName, placeToGive, placeToTake, shortName } from "./layout";
 import type { DeviceView } from "../api/schema";
 import { busy, cluster, draftLayout, currentLayout, prediction, previewLayout } from "./state";
 
@@ -90,20 +90,6 @@ function measuredSeconds(device: DeviceView): number {
   if (!cluster.value?.token_seconds?.total) return 0;
   if (!device.layers.length && !device.head) return 0;
   return device.token_seconds.compute + device.token_seconds.link;
-}
-
-function describeLayers(layout: Layout, device: string): string {
-  const t = labels.value.cluster;
-  const head = layout.length - 1;
-  const runs: string[] = [];
-  for (let i = 0; i < head; i++) {
-    if (layout[i] !== device) continue;
-    const first = i;
-    while (i + 1 < head && layout[i + 1] === device) i++;
-    runs.push(first === i ? t.layer(i) : t.layerRange(first, i));
-  }
-  if (layout[head] === device) runs.push(t.head);
-  return runs.join(t.and) || t.noLayers;
 }
 
 /** Buttons that move the border of a device's layers, as an alternative to dragging. */

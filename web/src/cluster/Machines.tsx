@@ -1,6 +1,7 @@
 import { labels } from "../text";
 import { formatBandwidth, formatBytes, formatMs } from "../ui/format";
-import { shortName } from "./layout";
+import { describeLayers, shortName } from "./layout";
+import { currentLayout } from "./state";
 import type { DeviceView } from "../api/schema";
 
 /** This machine, and each worker behind its link. */
@@ -58,7 +59,7 @@ function DeviceDetails({ device, number }: { device: DeviceView; number: number 
     <div class={`body ${device.state}`} style={{ "--own": `var(--device-${number % 6})` }}>
       <p class="state">
         <span class="dot" aria-hidden="true" /> <strong>{t.states[device.state]}</strong>
-        {device.holds ? `: ${device.holds}` : ""}
+        {device.holds !== null && `: ${describeLayers(currentLayout.value, device.device)}`}
       </p>
       {device.why && <p class="why">{device.why}</p>}
       <div class="memory" role="img" aria-label={t.memory(formatBytes(used), formatBytes(memory.free))}>

@@ -58,6 +58,21 @@ export function placeName(layout: Layout, place: number): string {
   return place === layout.length - 1 ? labels.value.cluster.head : labels.value.cluster.layer(place);
 }
 
+/** Return the layers of a device in words. */
+export function describeLayers(layout: Layout, device: string): string {
+  const t = labels.value.cluster;
+  const head = layout.length - 1;
+  const runs: string[] = [];
+  for (let i = 0; i < head; i++) {
+    if (layout[i] !== device) continue;
+    const first = i;
+    while (i + 1 < head && layout[i + 1] === device) i++;
+    runs.push(first === i ? t.layer(i) : t.layerRange(first, i));
+  }
+  if (layout[head] === device) runs.push(t.head);
+  return runs.join(t.and) || t.noLayers;
+}
+
 /** Return a device's name without its address. */
 export function shortName(device: string): string {
   return device.replace(/\[.*\]$/, "");

@@ -1,4 +1,6 @@
+import { modelFor } from "../api/server";
 import { SettingsPanel } from "../chat/SettingsPanel";
+import { Waiting } from "../chat/Waiting";
 import { AnswerStats } from "../chat/AnswerStats";
 import { NO_SETTINGS } from "../chat/settings";
 import { labels } from "../text";
@@ -29,9 +31,13 @@ export function Outcome({ of }: { of: Run }) {
             : wrong.words}
         </p>
       )}
-      <p class="ending" role="status">
-        {of.busy.value ? "…" : (found?.ending ?? "")} {found?.stats && <AnswerStats stats={found.stats} />}
-      </p>
+      {of.busy.value && !found?.text ? (
+        <Waiting progress={undefined} model={modelFor(settings.value.model)} />
+      ) : (
+        <p class="ending" role="status">
+          {found?.ending} {found?.stats && <AnswerStats stats={found.stats} />}
+        </p>
+      )}
     </>
   );
 }

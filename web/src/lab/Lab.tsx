@@ -2,9 +2,9 @@ import { useEffect } from "preact/hooks";
 import { apiKey, getJson } from "../api/http";
 import { health, isKnown, isRouter } from "../api/server";
 import { RouterNotice } from "../cluster/RouterNotice";
-import { shortName } from "../cluster/layout";
+import { describeLayers, shortName } from "../cluster/layout";
 import type { LabBody, LabLink } from "../api/schema";
-import { cluster, watchCluster } from "../cluster/state";
+import { cluster, currentLayout, watchCluster } from "../cluster/state";
 import { labels } from "../text";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
@@ -130,7 +130,7 @@ function LinkControls({ link }: { link: LabLink }) {
         set={(n) => set({ bandwidth: n >= NO_LIMIT ? null : Math.round(10 ** n) })}
       />
       <p>
-        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? labels.value.cluster.states[device.state]) : t.notConnected}</span>
+        <span class={`state ${device?.state ?? ""}`}>{!device ? t.notConnected : device.holds === null ? labels.value.cluster.states[device.state] : describeLayers(currentLayout.value, device.device)}</span>
         {device && <span class="share">{formatCost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
           (runs || link.watched ? (

@@ -8,7 +8,8 @@ export type Catalogue = typeof en;
 
 export const labels = signal<Catalogue>(en);
 
-const LOADERS: Record<Language, () => Promise<Catalogue>> = {
+/** Functions that load the catalogues. */
+export const LOADERS: Record<Language, () => Promise<Catalogue>> = {
   en: async () => en,
   de: async () => (await import("./de")).de,
   es: async () => (await import("./es")).es,

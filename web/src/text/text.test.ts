@@ -1,5 +1,7 @@
 import { parseSync } from "vite";
 import { expect, test } from "vitest";
+import { LOADERS } from ".";
+import { type Language, LANGUAGES } from "./language";
 
 const SOURCES = import.meta.glob<string>(["../**/*.{ts,tsx}", "!../**/*.test.*", "!../text/**"], { query: "?raw", import: "default", eager: true });
 const LETTER = /\p{L}/u;
@@ -53,4 +55,15 @@ function labelsIn(node: Node): string[] {
 test.each(Object.entries(SOURCES))("%s has no labels of its own", (name, source) => {
   const { program } = parseSync(name, source);
   expect([...new Set(labelsIn(program as unknown as Node))]).toEqual([]);
+});
+
+/** Return the paths of all labels, with the kind of each. */
+function paths(value: unknown, path = ""): string[] {
+  if (typeof value !== "object" || value === null) return [`${path} ${typeof value}`];
+  return Object.entries(value).flatMap(([name, part]) => paths(part, `${path}.${name}`));
+}
+
+test.each(Object.keys(LANGUAGES))("the catalogue of %s is complete", async (name) => {
+  // Types do not cover labels that the server's words select.
+  expect(paths(await LOADERS[name as Language]())).toEqual(paths(await LOADERS.en()));
 });
