@@ -47,6 +47,24 @@ def unfold(page: Page, *groups: str) -> None:
             details.locator("summary").click()
 
 
+def import_chat(page: Page, title: str, texts: list[str]) -> None:
+    """Import a chat of alternating questions and answers, and open it."""
+    rows = [
+        {"id": str(n), "parent": str(n - 1) if n else None, "role": ("user", "assistant")[n % 2], "content": text}
+        for n, text in enumerate(texts)
+    ]
+    conversation = {"title": title, "leaf": rows[-1]["id"], "updated": 1}
+    exported = {
+        "format": "llamado-conversations",
+        "version": 1,
+        "conversations": [{"conversation": conversation, "messages": rows}],
+    }
+    page.get_by_label("Chat file").set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
+    )
+    page.get_by_role("link", name=title).click()
+
+
 def assert_accessible(page: Page) -> None:
     """Fail if axe-core finds a violation in the view; does nothing if it is not installed."""
     if AXE.exists():

@@ -1,5 +1,6 @@
 import { render } from "preact";
 import "./style/base.css";
+import "./style/print.css";
 import { App } from "./shell/App";
 import { followLanguage } from "./text";
 

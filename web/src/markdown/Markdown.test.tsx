@@ -12,12 +12,46 @@ test("renders blocks and inline markup", () => {
   const found = html("# Title\n\nSome *soft* **loud** `code` ~~gone~~\n\n1. one\n2. two\n\n> said\n\n| a | b |\n|--:|---|\n| 1 | 2 |");
   for (const part of [
     "<h1 dir=\"auto\">Title</h1>", "<em>soft</em>", "<strong>loud</strong>", "<code>code</code>", "<s>gone</s>",
-    "<ol><li dir=\"auto\">one</li>", "<blockquote dir=\"auto\">", "text-align:right", "<table>",
+    "<ol dir=\"ltr\"><li dir=\"auto\">one</li>", "<blockquote dir=\"ltr\">", "text-align:right", "<table dir=\"ltr\">",
   ]) expect(found).toContain(part);
 });
 
 test("starts a list at its number", () => {
-  expect(html("3. three\n4. four")).toContain('<ol start="3">');
+  expect(html("3. three\n4. four")).toContain('<ol dir="ltr" start="3">');
+});
+
+test("lists, quotations and tables have the direction of their first letter", () => {
+  expect(html("- אחת\n\n- שתיים")).toContain('<ul dir="rtl"><li dir="auto"><p dir="auto">אחת</p>');
+  expect(html("> 1. مرحبا")).toContain('<blockquote dir="rtl"><ol dir="rtl">');
+  expect(html("| א |\n|---|\n| b |")).toContain('<table dir="rtl">');
+  expect(html("- one\n- אחת")).toContain('<ul dir="ltr">');
+});
+
+test("task lists have check boxes", () => {
+  const found = html("- [x] bread\n- [ ] milk\n- [link](https://example.org)");
+  expect(found).toMatch(/<li dir="auto" class="task"><input type="checkbox" disabled checked aria-label="[^"]+"\/?>bread<\/li>/);
+  expect(found).toMatch(/<li dir="auto" class="task"><input type="checkbox" disabled aria-label="[^"]+"\/?>milk<\/li>/);
+  expect(found).toContain('<li dir="auto"><a href=');
+});
+
+test("<br> is a line break", () => {
+  expect(html("| a |\n|---|\n| one<br>two<br/>three |")).toContain("one<br/>two<br/>three");
+  expect(html("`<br>`")).toContain("&lt;br>");
+});
+
+test("footnotes are references and notes", () => {
+  const found = html("Water[^1] boils[^no].\n\n[^1]: It is *wet*,\nvery.\n[^b]: unused");
+  expect(found).toMatch(/Water<sup><button [^>]*aria-label="Footnote 1"[^>]*>1<\/button><\/sup> boils\[\^no\]\./);
+  expect(found).toMatch(/<div [^>]*data-note="1"[^>]*><sup>1<\/sup> It is <em>wet<\/em>,<br\/>very\.<\/div>/);
+  expect(found).toContain('data-note="b"');
+});
+
+test("JSON keeps its indentation", () => {
+  const json = '{\n  "name": "Ebro",\n  "parts": [1]\n}';
+  expect(html(json)).toContain("<span>json</span>");
+  expect(html(json)).toContain("\n  ");
+  expect(html("[1] is a source")).not.toContain("class=\"code\"");
+  expect(renderToString(<Markdown text={'{\n  "na'} isComplete={false} />)).toContain('class="code"');
 });
 
 describe("hostile output", () => {

@@ -5,6 +5,7 @@ import { useMemo } from "preact/hooks";
 import { labels } from "../text";
 import { Code } from "./Code";
 import { Formula } from "./Formula";
+import { isJson } from "./json";
 import { type Block, blocks, linesOf, type Token } from "./parser";
 import { Plain } from "./Plain";
 import { displayText } from "./displayText";
@@ -15,7 +16,9 @@ const MAX_IN_BLOCK = 2_000; // elements
 const MAX_IN_ALL = 6_000;
 
 export function Markdown({ text, isComplete = true }: { text: string; isComplete?: boolean }) {
-  const found = useMemo(() => (text.length > PLAIN_FROM ? null : blocks(text)), [text]);
+  const json = useMemo(() => isJson(text, isComplete), [text, isComplete]);
+  const found = useMemo(() => (json || text.length > PLAIN_FROM ? null : blocks(text)), [text, json]);
+  if (json) return <div class="markdown" children={<Code text={text} language="json" isComplete={isComplete} />} />;
   if (!found) return <pre class="plain" children={<Plain text={text} />} />;
   let all = 0;
   const full = found.findIndex((block) => (all += block.elements > MAX_IN_BLOCK ? 1 : block.elements) > MAX_IN_ALL);
@@ -36,7 +39,7 @@ export function Markdown({ text, isComplete = true }: { text: string; isComplete
 
 const BlockView = memo(
   ({ block, isComplete }: { block: Block; isComplete: boolean }) => <>{renderTokens(block.tokens, isComplete)}</>,
-  (before, after) => before.block.source === after.block.source && before.isComplete === after.isComplete,
+  (before, after) => before.block.source === after.block.source && before.block.references === after.block.references && before.isComplete === after.isComplete,
 );
 
 const TAGS = new Set(
@@ -55,7 +58,7 @@ function renderTokens(tokens: readonly Token[], isComplete: boolean): ComponentC
   for (const token of tokens) {
     const top = stack.at(-1)!;
     if (token.nesting === 1) {
-      stack.push({ tag: token.hidden ? "" : token.tag, props: attributesOf(token), children: [] });
+      stack.push({ tag: token.hidden ? "" : token.tag, props: attributesOf(token), children: firstChildren(token) });
     } else if (token.nesting === -1) {
       if (stack.length > 1) {
         const { tag, props, children } = stack.pop()!;
@@ -68,8 +71,22 @@ function renderTokens(tokens: readonly Token[], isComplete: boolean): ComponentC
   return root.children;
 }
 
+/** Return what precedes the content of a block: the box of a task, the number of a footnote. */
+function firstChildren(token: Token): ComponentChildren[] {
+  if (token.type === "footnote_open") return [<sup>{displayText(token.info)}</sup>, " "];
+  if (token.type !== "list_item_open" || !token.meta) return [];
+  const { isDone } = token.meta as { isDone: boolean };
+  return [<input type="checkbox" disabled checked={isDone} aria-label={isDone ? "done" : "to do"} />];
+}
+
+/** Move to the note of a reference. */
+function showNote(reference: Element, name: string): void {
+  reference.closest(".markdown")?.querySelector<HTMLElement>(`[data-note="${CSS.escape(name)}"]`)?.focus();
+}
+
 function createElement(tag: string, props: Record<string, unknown>, children: ComponentChildren[]): ComponentChildren {
   if (tag === "a") return h("a", props, ...children);
+  if (tag === "div") return h("div", props, ...children); // a footnote
   if (!TAGS.has(tag)) return h(Fragment, null, ...children);
   if (tag === "table") return h("div", { class: "scroll" }, h("table", props, ...children));
   return h(tag, props, ...children);
@@ -79,7 +96,10 @@ function attributesOf(token: Token): Record<string, unknown> {
   if (token.tag === "a") {
     return { href: token.attrGet("href") ?? "", target: "_blank", rel: "noopener noreferrer nofollow" };
   }
-  const found: Record<string, unknown> = /^(p|h\d|li|blockquote|t[hd])$/.test(token.tag) ? { dir: "auto" } : {};
+  if (token.type === "footnote_open") return { class: "footnote", dir: "auto", "data-note": token.info, tabIndex: -1 };
+  const direction = token.attrGet("dir");
+  const found: Record<string, unknown> = direction ? { dir: direction } : /^(p|h\d|li|t[hd])$/.test(token.tag) ? { dir: "auto" } : {};
+  if (token.type === "list_item_open" && token.meta) found["class"] = "task";
   const start = token.attrGet("start");
   if (start !== null) found["start"] = Number(start);
   const align = /text-align:(left|center|right)/.exec(String(token.attrGet("style") ?? ""));
@@ -110,6 +130,16 @@ function renderToken(token: Token, isComplete: boolean): ComponentChildren {
     case "math":
     case "math_block":
       return <Formula tex={token.content} display={Boolean((token.meta as { display: boolean }).display)} />;
+    case "footnote_reference": {
+      const name = token.info;
+      return (
+        <sup>
+          <button class="reference" type="button" aria-label={`Footnote ${name}`} onClick={(event) => showNote(event.currentTarget, name)}>
+            {displayText(name)}
+          </button>
+        </sup>
+      );
+    }
     case "image":
       // Images that a model names are not fetched.
       return <span class="picture">[{displayText(token.content || labels.value.markdown.picture)}]</span>;

@@ -1,5 +1,7 @@
-// Markdown parser: CommonMark with tables, strikethrough and formulas. HTML is text.
+// Markdown parser: CommonMark with tables, strikethrough, task lists, footnotes and formulas. HTML is text.
 import MarkdownItClass from "markdown-it";
+import { footnotes } from "./footnotes";
+import { directions, lineBreaks, taskLists } from "./lists";
 import { math } from "./math";
 
 export type MarkdownIt = InstanceType<typeof MarkdownItClass>;
@@ -13,7 +15,7 @@ const SAFE_LINK = /^(https?:|mailto:)/i;
 function createParser(): MarkdownIt {
   const md = new MarkdownItClass({ html: false, linkify: true, breaks: true, maxNesting: 60 });
   md.validateLink = (url: string) => SAFE_LINK.test(url.trim());
-  md.use(math);
+  for (const extension of [math, footnotes, taskLists, lineBreaks, directions]) md.use(extension);
   // Inline markup of a long paragraph is not parsed: pairing many delimiters takes seconds.
   md.core.ruler.before("inline", "long", (state) => {
     for (const token of state.tokens) {
@@ -55,8 +57,10 @@ export function parse(text: string): Token[] {
 }
 
 export interface Block {
-  /** Source lines; blocks with the same source look the same. */
+  /** Source lines; blocks with the same source and references look the same. */
   source: string;
+  /** Number of references to footnotes, which are recognized once their note is there. */
+  references: number;
   /** Number of the first line. */
   line: number;
   tokens: Token[];
@@ -81,16 +85,18 @@ export function blocks(text: string): Block[] {
   let elements = 0;
   let tokens: Token[] = [];
   let map: [number, number] | null = null;
+  let references = 0;
   for (const token of parse(text)) {
     if (depth === 0) map = token.map;
     tokens.push(token);
     depth += token.nesting;
     elements += token.nesting >= 0 ? 1 + countElements(token.children ?? []) : 0;
+    references += token.children?.filter((one) => one.type === "footnote_reference").length ?? 0;
     if (depth === 0) {
       const source = map ? lines.slice(map[0], map[1]).join("\n") : `${found.length}`;
-      found.push({ source, line: map?.[0] ?? 0, tokens, elements });
+      found.push({ source, references, line: map?.[0] ?? 0, tokens, elements });
       tokens = [];
-      elements = 0;
+      elements = references = 0;
     }
   }
   return found;
