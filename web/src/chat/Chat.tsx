@@ -10,13 +10,15 @@ import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { persistentSignal } from "../ui/persistent";
-import { busy, failure, send, shownPath, stop } from "./actions";
+import { send } from "./actions";
+import { failure, followOtherAnswers } from "./answer";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { changeSettings, current, isLoaded, openConversation, readConversations, shownSettings, storageFailure } from "./store";
+import { changeSettings, current, isLoaded, openConversation, readConversations, shownPath, shownSettings, storageFailure } from "./store";
+import { busy, stop } from "./tasks";
 import { Examples } from "./Welcome";
 import "./chat.css";
 
@@ -26,6 +28,8 @@ const panel = signal<"" | "list" | "settings">("");
 const listed = persistentSignal("chats", true);
 
 const NARROW = matchMedia("(max-width: 820px)");
+
+followOtherAnswers();
 
 // The URL selects the conversation.
 effect(() => {

@@ -1,10 +1,10 @@
 import { useRef } from "preact/hooks";
 import { labels } from "../text";
 import { Icon } from "../ui/Icon";
-import { streaming, shownPath } from "./actions";
+import { streaming } from "./answer";
 import { useAutoscroll } from "./autoscroll";
 import { MessageView } from "./MessageView";
-import { current, isLoaded, messages } from "./store";
+import { current, isLoaded, messages, shownPath } from "./store";
 import { Welcome } from "./Welcome";
 
 /** Messages of the current branch. Scrolls to the end as they grow, until the user scrolls up. */
@@ -33,7 +33,7 @@ export function MessageList() {
             const now = streaming.value.get(message.id);
             return (
               <MessageView
-                key={message.id}
+                key={message.parent} // versions take the place of each other, and keep the focus
                 message={now?.message ?? message}
                 all={messages.value}
                 isStreaming={now !== undefined}

@@ -1,5 +1,5 @@
 import { memo } from "preact/compat";
-import { useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { modelFor } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
@@ -9,9 +9,11 @@ import { askConfirmation } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
-import { busy as isBusy, continueAnswer, regenerate, resend, showVersion } from "./actions";
+import { continueAnswer, regenerate, showVersion } from "./actions";
+import { Editor } from "./Editor";
 import { Probabilities } from "./Probabilities";
-import { saveMessage, removeMessage, shownSettings } from "./store";
+import { removeMessage, shownSettings } from "./store";
+import { busy as isBusy } from "./tasks";
 import { ToolCalls } from "./ToolCalls";
 import { AnswerStats } from "./AnswerStats";
 import { Reasoning } from "./Reasoning";
@@ -30,9 +32,18 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
   const t = labels.value.chat;
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
+  const article = useRef<HTMLElement>(null);
+  useLayoutEffect(() => {
+    setEdits(false);
+    setProbs(false);
+  }, [message.id]); // another version
+  function endEditing() {
+    setEdits(false);
+    requestAnimationFrame(() => article.current?.querySelector<HTMLElement>(".edit")?.focus());
+  }
   const name = { user: labels.value.common.you, assistant: message.model || labels.value.common.model, tool: t.tool }[message.role];
   return (
-    <article class={`message ${message.role} ${isStreaming ? "streaming" : ""}`} aria-label={name}>
+    <article ref={article} class={`message ${message.role} ${isStreaming ? "streaming" : ""}`} aria-label={name}>
       {message.role !== "user" && (
         <div class="who" aria-hidden="true">
           {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? t.toolResult : displayText(name)}
@@ -49,7 +60,7 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
       ))}
       <Reasoning message={message} isStreaming={isStreaming} />
       {edits ? (
-        <Editor message={message} onDone={() => setEdits(false)} />
+        <Editor message={message} onDone={endEditing} />
       ) : probs && message.probs ? (
         <Probabilities tokens={message.probs} />
       ) : message.role === "assistant" ? (
@@ -94,7 +105,7 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
   return (
     <span class="actions">
       <Copy text={message.content} />
-      <IconButton icon="pencil" label={t.edit} hasWord disabled={busy} onClick={onEdit} />
+      <IconButton kind="edit" icon="pencil" label={t.edit} hasWord disabled={busy} onClick={onEdit} />
       {message.role === "assistant" && (
         <>
           <IconButton icon="again" label={t.regenerate} hasWord disabled={busy} onClick={() => void regenerate(message)} />
@@ -114,14 +125,16 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
   if (others.length < 2) return null;
   const at = others.findIndex((one) => one.id === message.id);
   const busy = isBusy.value;
+  // Buttons without an effect keep the focus.
+  const show = (index: number) => !busy && others[index] && void showVersion(others[index]);
   return (
     <span class="versions">
       <button
         class="quiet small"
         type="button"
         aria-label={t.previousVersion}
-        disabled={busy || at === 0}
-        onClick={() => void showVersion(others[at - 1]!)}
+        aria-disabled={busy || at === 0}
+        onClick={() => show(at - 1)}
       >
         <Icon name="left" />
       </button>
@@ -130,50 +143,11 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
         class="quiet small"
         type="button"
         aria-label={t.nextVersion}
-        disabled={busy || at === others.length - 1}
-        onClick={() => void showVersion(others[at + 1]!)}
+        aria-disabled={busy || at === others.length - 1}
+        onClick={() => show(at + 1)}
       >
         <Icon name="right" />
       </button>
     </span>
-  );
-}
-
-function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
-  const t = labels.value.chat;
-  const field = useRef<HTMLTextAreaElement>(null);
-
-  /** An edited user message starts another branch; an edited answer is changed in place. */
-  function submit(event: Event) {
-    event.preventDefault();
-    const content = field.current!.value;
-    onDone();
-    if (message.role === "user") void resend(message, content);
-    else void saveMessage({ ...message, content }, { leaf: false });
-  }
-
-  return (
-    <form class="editor" onSubmit={submit}>
-      <label class="hidden" for={`edit-${message.id}`}>
-        {t.editMessage}
-      </label>
-      <textarea
-        id={`edit-${message.id}`}
-        ref={(area) => {
-          field.current = area;
-          area?.focus();
-        }}
-        rows={Math.min(16, message.content.split("\n").length + 2)}
-        defaultValue={message.content}
-      />
-      <div class="row">
-        <button class="primary" type="submit">
-          {message.role === "user" ? t.sendAgain : labels.value.common.save}
-        </button>
-        <button type="button" onClick={onDone}>
-          {labels.value.common.cancel}
-        </button>
-      </div>
-    </form>
   );
 }

@@ -5,8 +5,9 @@ import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { askConfirmation } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
-import { isBusy } from "./actions";
-import { conversations, current, isListLoaded, removeConversation, rename, search } from "./store";
+
+import { conversations, current, isListLoaded, changeConversation, removeConversation, search } from "./store";
+import { isBusy } from "./tasks";
 import { exportConversations, importConversations } from "./transfer";
 import type { Conversation } from "./tree";
 
@@ -166,7 +167,7 @@ function TitleEditor({ chat, onDone }: { chat: Conversation; onDone: () => void 
       onBlur={(event) => {
         if (left.current) return;
         left.current = true;
-        void rename(chat, event.currentTarget.value);
+        void changeConversation(chat, { title: event.currentTarget.value.trim() || chat.title });
         onDone();
       }}
     />

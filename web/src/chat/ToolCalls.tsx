@@ -4,7 +4,9 @@ import { labels } from "../text";
 import { serverTools } from "../tools/catalog";
 import type { RunnableTool } from "../tools/mcp";
 import { Icon } from "../ui/Icon";
-import { busy, runningCalls, runCall, sendResult, shownPath } from "./actions";
+import { runningCalls, runCall, sendResult } from "./callTools";
+import { shownPath } from "./store";
+import { busy } from "./tasks";
 import type { Message, ToolCall } from "./tree";
 
 function prettyJson(json: string): string {

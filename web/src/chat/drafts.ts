@@ -2,7 +2,12 @@
 import { signal } from "@preact/signals";
 import type { Attachment } from "./tree";
 
+const WRITE_MS = 300;
+
 const texts = new Map<string, string>();
+/** Places whose text is not stored yet. */
+const unwritten = new Set<string>();
+let timer: ReturnType<typeof setTimeout> | undefined;
 const attachments = signal<ReadonlyMap<string, readonly Attachment[]>>(new Map());
 
 function key(place: string): string {
@@ -19,13 +24,27 @@ export function draftText(place: string): string {
 
 export function setDraftText(place: string, text: string): void {
   texts.set(place, text);
-  try {
-    if (text) localStorage.setItem(key(place), text);
-    else localStorage.removeItem(key(place));
-  } catch {
-    // storage is disabled or full: the draft is lost with the page
-  }
+  unwritten.add(place);
+  timer ??= setTimeout(writeTexts, WRITE_MS);
 }
+
+/** Store texts, not with each key: browsers take long to store long ones. */
+function writeTexts(): void {
+  clearTimeout(timer);
+  timer = undefined;
+  for (const place of unwritten) {
+    const text = texts.get(place);
+    try {
+      if (text) localStorage.setItem(key(place), text);
+      else localStorage.removeItem(key(place));
+    } catch {
+      // storage is disabled or full: the draft is lost with the page
+    }
+  }
+  unwritten.clear();
+}
+
+globalThis.document?.addEventListener("visibilitychange", () => document.hidden && writeTexts());
 
 export function draftAttachments(place: string): readonly Attachment[] {
   return attachments.value.get(place) ?? [];

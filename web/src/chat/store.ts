@@ -1,25 +1,16 @@
 // Conversations, stored in the browser (IndexedDB) only.
 import { computed, signal } from "@preact/signals";
-import { type IDBPDatabase, openDB } from "idb";
 import { labels } from "../text";
+import * as database from "./database";
 import { dropDraft } from "./drafts";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
-import { type Conversation, type Message, type Messages, subtree } from "./tree";
+import { announce, followTabs } from "./tabs";
+import { type Conversation, type Message, type Messages, path, subtree } from "./tree";
+import { conversationOf, forgetUnsaved, isAheadOfStorage, put, reasonUnsaved, retryUnsaved } from "./unsaved";
 
-const VERSION = 1;
+export { messagesOf } from "./database";
+
 const TITLE_LENGTH = 60;
-
-let store: Promise<IDBPDatabase> | undefined;
-
-function database(): Promise<IDBPDatabase> {
-  store ??= openDB("llamado", VERSION, {
-    upgrade(db) {
-      db.createObjectStore("conversations", { keyPath: "id" });
-      db.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
-    },
-  });
-  return store;
-}
 
 /** All conversations, the last used first. */
 export const conversations = signal<Conversation[]>([]);
@@ -28,15 +19,15 @@ export const current = signal<Conversation | null>(null);
 /** True once the list of conversations is loaded; `isLoaded`: once the current conversation is. */
 export const isListLoaded = signal(false);
 export const isLoaded = signal(false);
-/** Conversations and messages that the browser could not store, by id. */
-const unsaved = signal<ReadonlyMap<string, { value: Conversation | Message; reason: string }>>(new Map());
 /** Why the current conversation is not stored; "" if it is. */
 export const storageFailure = computed(() => {
-  const found = [...unsaved.value.values()].find(({ value }) => conversationOf(value) === current.value?.id);
-  return found ? labels.value.chat.notSaved(found.reason) : "";
+  const reason = reasonUnsaved(current.value?.id);
+  return reason ? labels.value.chat.notSaved(reason) : "";
 });
 /** Messages of the current conversation, by id. */
 export const messages = signal<Messages>(new Map());
+/** Messages of the current branch, in order. */
+export const shownPath = computed(() => path(messages.value, current.value?.leaf ?? null));
 
 export function newId(): string {
   // randomUUID is missing on pages that came by plain HTTP from another machine.
@@ -49,15 +40,11 @@ function sortByLastUse(all: Conversation[]): Conversation[] {
 }
 
 export async function readConversations(): Promise<void> {
-  const all = (await (await database()).getAll("conversations")) as Conversation[];
+  const all = await database.readAll();
   // Entries written meanwhile are newer than those read.
   const byId = new Map([...all, ...conversations.value].map((one) => [one.id, one]));
   conversations.value = sortByLastUse([...byId.values()]);
   isListLoaded.value = true;
-}
-
-export async function messagesOf(id: string): Promise<Message[]> {
-  return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
 }
 
 let requested: string | null | undefined; // undefined: no conversation yet
@@ -80,7 +67,7 @@ export async function whenLoaded(): Promise<void> {
 }
 
 async function loadMessages(id: string): Promise<void> {
-  const [all] = await Promise.all([messagesOf(id), current.value ? undefined : readConversations()]);
+  const [all] = await Promise.all([database.messagesOf(id), current.value ? undefined : readConversations()]);
   if (requested !== id) return;
   current.value ??= conversations.value.find((one) => one.id === id) ?? null;
   // Messages written meanwhile are newer than those read.
@@ -114,38 +101,6 @@ async function saveConversation(conversation: Conversation): Promise<void> {
   await put(conversation);
 }
 
-/** Store a conversation or message. A failure is shown to the user, who can go on with what is in memory. */
-async function put(value: Conversation | Message): Promise<void> {
-  try {
-    await (await database()).put("conversation" in value ? "messages" : "conversations", value);
-    forgetUnsaved((one) => one.id === value.id);
-  } catch (error) {
-    unsaved.value = new Map(unsaved.value).set(value.id, { value, reason: explainStorage(error) });
-  }
-}
-
-function conversationOf(value: Conversation | Message): string {
-  return "conversation" in value ? value.conversation : value.id;
-}
-
-function forgetUnsaved(isGone: (value: Conversation | Message) => boolean): void {
-  const left = [...unsaved.value].filter(([, { value }]) => !isGone(value));
-  if (left.length < unsaved.value.size) unsaved.value = new Map(left);
-}
-
-/** Try again to store what could not be stored. Called after space was freed. */
-async function retryUnsaved(): Promise<void> {
-  await Promise.all([...unsaved.value.values()].map(({ value }) => put(value)));
-}
-
-/** Return why the browser did not store something, and what to do. */
-export function explainStorage(error: unknown): string {
-  if (error instanceof DOMException && error.name === "QuotaExceededError") {
-    return labels.value.chat.storageFull;
-  }
-  return labels.value.chat.storageFailed(error instanceof Error ? error.message : String(error));
-}
-
 /** Change the current conversation. */
 export async function updateConversation(changes: Partial<Omit<Conversation, "id">>): Promise<void> {
   if (current.value) await saveConversation({ ...current.value, ...changes });
@@ -159,7 +114,12 @@ export async function changeSettings(changes: Partial<Settings>): Promise<void> 
 }
 
 export function shownSettings(): Settings {
-  return { ...NO_SETTINGS, ...(current.value?.settings ?? lastSettings.value) };
+  return settingsOf(current.value);
+}
+
+/** Return the settings of a conversation; null: of a new one. */
+export function settingsOf(conversation: Conversation | null): Settings {
+  return { ...NO_SETTINGS, ...(conversation?.settings ?? lastSettings.value) };
 }
 
 /** Store a message of any conversation; `leaf`: show the branch that ends with it. */
@@ -172,76 +132,90 @@ export async function saveMessage(message: Message, { leaf = true } = {}): Promi
 }
 
 /**
- * Store a message that is still streaming, without changing the view. The transaction is committed at once, so that it
- * completes even while the user leaves the page. Failures are ignored: the finished message is stored again.
+ * Store a message that is still streaming, without changing the view. Failures are ignored: the finished message is
+ * stored again.
  */
 export async function saveUnfinished(message: Message): Promise<void> {
-  try {
-    const transaction = (await database()).transaction("messages", "readwrite");
-    void transaction.store.put(message).catch(() => undefined);
-    transaction.commit();
-    await transaction.done;
-  } catch {
-    // ignored, as described above
-  }
+  await database.putAtOnce(message).catch(() => undefined);
 }
 
-/** Delete a message and everything below it, and show the branch that ends before it. */
-export async function removeMessage(message: Message): Promise<void> {
-  const gone = subtree(messages.value, message.id);
+/** Restores what was deleted. */
+export type Undo = () => Promise<void>;
+
+/** Delete a message of the current conversation and everything below it, and show the branch that ends before it. */
+export async function removeMessage(message: Message): Promise<Undo> {
+  const gone = subtree(messages.value, message.id).map((id) => messages.value.get(id)!);
   const left = new Map(messages.value);
-  for (const id of gone) left.delete(id);
+  for (const { id } of gone) left.delete(id);
+  const leaf = current.value!.leaf;
   messages.value = left;
-  forgetUnsaved((one) => gone.includes(one.id));
+  forgetUnsaved((one) => gone.some(({ id }) => id === one.id));
   await updateConversation({ leaf: message.parent });
-  const transaction = (await database()).transaction("messages", "readwrite");
-  await Promise.all([...gone.map((id) => transaction.store.delete(id)), transaction.done]);
+  await database.deleteMessages(gone.map(({ id }) => id));
+  announce({ conversation: message.conversation });
   await retryUnsaved();
+  return async () => {
+    const conversation = conversations.value.find((one) => one.id === message.conversation);
+    if (conversation) await addConversations([{ conversation: { ...conversation, leaf }, messages: gone }]);
+  };
 }
 
-export async function removeConversation(id: string): Promise<void> {
+export async function removeConversation(id: string): Promise<Undo> {
+  const conversation = conversations.value.find((one) => one.id === id);
   conversations.value = conversations.value.filter((one) => one.id !== id);
   dropDraft(id);
   if (current.value?.id === id) await openConversation(null);
-  const ids = (await messagesOf(id)).map((one) => one.id);
+  const gone = await database.deleteConversation(id);
   forgetUnsaved((one) => conversationOf(one) === id);
-  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  const store = transaction.objectStore("messages");
-  await Promise.all([
-    ...ids.map((one) => store.delete(one)),
-    transaction.objectStore("conversations").delete(id),
-    transaction.done,
-  ]);
+  announce({ conversation: id });
   await retryUnsaved();
+  return async () => {
+    if (conversation) await addConversations([{ conversation, messages: gone }]);
+  };
 }
 
-export async function rename(conversation: Conversation, title: string): Promise<void> {
-  const renamed = { ...conversation, title: title.trim() || conversation.title };
-  await saveConversation(renamed);
+/** Change the title or the place of a conversation in the list. */
+export async function changeConversation(conversation: Conversation, changes: Pick<Partial<Conversation>, "title" | "isPinned">): Promise<void> {
+  await saveConversation({ ...conversation, ...changes });
 }
 
 /** Return the ids of conversations whose title or messages contain a text, ignoring case. */
 export async function search(text: string): Promise<Set<string>> {
   const query = text.toLocaleLowerCase();
-  const found = new Set<string>();
+  const found = await database.search(text);
   for (const one of conversations.value) if (one.title.toLocaleLowerCase().includes(query)) found.add(one.id);
-  const transaction = (await database()).transaction("messages");
-  for await (const { value } of transaction.store) {
-    const message = value as Message;
-    if (!found.has(message.conversation) && message.content.toLocaleLowerCase().includes(query)) {
-      found.add(message.conversation);
-    }
-  }
   return found;
 }
 
-/** Store conversations with their messages, all or none. */
-export async function addConversations(all: readonly { conversation: Conversation; messages: readonly Message[] }[]): Promise<void> {
-  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  const stored = all.flatMap(({ conversation, messages }) => [
-    transaction.objectStore("conversations").put(conversation),
-    ...messages.map((message) => transaction.objectStore("messages").put(message)),
-  ]);
-  await Promise.all([...stored, transaction.done]);
-  await readConversations();
+/** Store conversations with their messages, all or none, and show them. */
+export async function addConversations(all: readonly database.WholeConversation[]): Promise<void> {
+  await database.putAll(all);
+  const ids = new Set(all.map(({ conversation }) => conversation.id));
+  conversations.value = sortByLastUse([...all.map((one) => one.conversation), ...conversations.value.filter(({ id }) => !ids.has(id))]);
+  for (const one of all) {
+    if (one.conversation.id === current.value?.id) {
+      current.value = one.conversation;
+      messages.value = new Map([...messages.value, ...one.messages.map((message) => [message.id, message] as const)]);
+    }
+    announce({ conversation: one.conversation.id });
+  }
+}
+
+/** Read a conversation that another tab changed. */
+async function rereadConversation(id: string): Promise<void> {
+  const [stored, all] = await Promise.all([database.readConversation(id), current.value?.id === id ? database.messagesOf(id) : []]);
+  const found = isAheadOfStorage(id) ? conversations.value.find((one) => one.id === id) : stored;
+  conversations.value = sortByLastUse([...conversations.value.filter((one) => one.id !== id), ...(found ? [found] : [])]);
+  if (current.value?.id !== id) return;
+  current.value = found ?? null;
+  const mine = [...messages.value.values()].filter((one) => isAheadOfStorage(one.id));
+  messages.value = new Map([...all, ...mine].map((one) => [one.id, one]));
+}
+
+/** Show changes of other tabs. `onStreaming` gets the state of an answer that streams there. Called once. */
+export function followOtherTabs(onStreaming: (conversation: string, message: Message | undefined) => void): void {
+  followTabs(async ({ conversation, streaming }) => {
+    if (!streaming) await rereadConversation(conversation);
+    onStreaming(conversation, streaming);
+  });
 }

@@ -2,8 +2,9 @@
 import { toDataUri } from "../media/dataUri";
 import { labels } from "../text";
 import { fromLlamaCpp } from "./llamacpp";
-import { addConversations, conversations, explainStorage, messagesOf, newId } from "./store";
+import { addConversations, conversations, messagesOf, newId } from "./store";
 import { type Attachment, type Conversation, isMedia, type Message } from "./tree";
+import { explainStorage } from "./unsaved";
 import * as validate from "./validate";
 
 export type ExportedAttachment = { name: string; text: string } | { name: string; data: string; tokens?: number };

@@ -10,6 +10,8 @@ export interface Conversation {
   /** End of the current branch. */
   leaf: string | null;
   settings: Settings;
+  /** True if it stays at the top of the list. */
+  isPinned?: boolean;
 }
 
 export interface ToolCall {
@@ -80,6 +82,8 @@ export interface Message {
   attachments?: Attachment[];
   created: number;
   model?: string;
+  /** Common to the answers that were requested together. */
+  group?: string;
   stats?: Stats;
   probs?: TokenProbs[];
   ending?: Ending;

@@ -1,5 +1,7 @@
-// Copies of a streaming answer in the browser's storage, so that a reload or a crash of the tab loses nothing.
+// Copies of a streaming answer in the browser's storage, so that a reload or a crash of the tab loses nothing, and in other
+// tabs.
 import { saveUnfinished } from "./store";
+import { announce } from "./tabs";
 import type { Message } from "./tree";
 
 const SAVE_MS = 1000;
@@ -11,7 +13,7 @@ export class UnfinishedSaver {
 
   /** `latest` returns the present message. */
   constructor(private readonly latest: () => Message) {
-    addEventListener("pagehide", this.save);
+    addEventListener("pagehide", this.leave);
     document.addEventListener("visibilitychange", this.saveIfHidden);
   }
 
@@ -24,7 +26,7 @@ export class UnfinishedSaver {
 
   end(): void {
     clearTimeout(this.timer);
-    removeEventListener("pagehide", this.save);
+    removeEventListener("pagehide", this.leave);
     document.removeEventListener("visibilitychange", this.saveIfHidden);
   }
 
@@ -32,7 +34,14 @@ export class UnfinishedSaver {
     clearTimeout(this.timer);
     this.timer = undefined;
     this.savedAt = performance.now();
-    void saveUnfinished({ ...this.latest(), ending: "interrupted" });
+    const message = this.latest();
+    void saveUnfinished({ ...message, ending: "interrupted" });
+    announce({ conversation: message.conversation, streaming: message });
+  };
+
+  private readonly leave = (): void => {
+    this.save();
+    announce({ conversation: this.latest().conversation });
   };
 
   private readonly saveIfHidden = (): void => {

@@ -59,7 +59,7 @@ export function message(value: unknown): Message {
     content: text(one["content"]),
     created: number(one["created"]),
   };
-  for (const name of ["reasoning", "toolCallId", "model", "error"] as const) if (text(one[name])) found[name] = text(one[name]);
+  for (const name of ["reasoning", "toolCallId", "model", "group", "error"] as const) if (text(one[name])) found[name] = text(one[name]);
   if (number(one["thoughtMs"])) found.thoughtMs = number(one["thoughtMs"]);
   if (one["toolCalls"]) found.toolCalls = list(one["toolCalls"], call);
   if (one["attachments"]) found.attachments = list(one["attachments"], attachment).flat();
@@ -97,6 +97,7 @@ export function conversation(value: unknown): Conversation {
     updated: number(one["updated"]),
     leaf: typeof one["leaf"] === "string" ? one["leaf"] : null,
     settings: settings(one["settings"]),
+    ...(one["isPinned"] === true ? { isPinned: true } : {}),
   };
 }
 

@@ -5,7 +5,7 @@ import { type Answer, generate } from "../chat/generate";
 import { NO_SETTINGS, type Settings } from "../chat/settings";
 import { newId } from "../chat/store";
 import type { Attachment, Message } from "../chat/tree";
-import { withAnswer } from "../chat/actions";
+import { withAnswer } from "../chat/answer";
 import { toolSchemas } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
 import { persistentSignal } from "../ui/persistent";

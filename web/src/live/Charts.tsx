@@ -47,6 +47,13 @@ const PLOTS: Plot[] = [
 const INTEGER_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const MIN_SECONDS = 60;
 const HEIGHT = 120;
+const CHARACTER = 6.5; // pixels
+
+/** Return the width of the y axis: its widest label, and room for the ticks. */
+function axisWidth(labels: readonly string[] | null): number {
+  const longest = Math.max(0, ...(labels ?? []).map((one) => one.length));
+  return Math.max(44, Math.ceil(longest * CHARACTER) + 18);
+}
 
 /** Return a color of base.css for a canvas; light-dark() is resolved on elements only. */
 function color(element: HTMLElement, name: string): string {
@@ -84,7 +91,7 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
         scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : plot.minRange] } },
         axes: [
           { ...axis, size: 26, space: 70, values: (_chart, times) => times.map((time) => formatClock(time).slice(0, time % 60 ? 8 : 5)) },
-          { ...axis, ...(plot.isInteger ? { incrs: INTEGER_STEPS } : {}), size: 56, space: 28, values: (_chart, values) => values.map((value) => plot.format(value)) },
+          { ...axis, ...(plot.isInteger ? { incrs: INTEGER_STEPS } : {}), size: (_chart, labels) => axisWidth(labels), space: 28, values: (_chart, values) => values.map((value) => plot.format(value)) },
         ],
         series: [
           {},

@@ -76,7 +76,7 @@ function firstChildren(token: Token): ComponentChildren[] {
   if (token.type === "footnote_open") return [<sup>{displayText(token.info)}</sup>, " "];
   if (token.type !== "list_item_open" || !token.meta) return [];
   const { isDone } = token.meta as { isDone: boolean };
-  return [<input type="checkbox" disabled checked={isDone} aria-label={isDone ? "done" : "to do"} />];
+  return [<input type="checkbox" disabled checked={isDone} aria-label={isDone ? labels.value.markdown.done : labels.value.markdown.toDo} />];
 }
 
 /** Move to the note of a reference. */
@@ -134,7 +134,7 @@ function renderToken(token: Token, isComplete: boolean): ComponentChildren {
       const name = token.info;
       return (
         <sup>
-          <button class="reference" type="button" aria-label={`Footnote ${name}`} onClick={(event) => showNote(event.currentTarget, name)}>
+          <button class="reference" type="button" aria-label={labels.value.markdown.footnote(name)} onClick={(event) => showNote(event.currentTarget, name)}>
             {displayText(name)}
           </button>
         </sup>

@@ -273,6 +273,9 @@ export const en = {
   markdown: {
     text: "text",
     picture: "picture",
+    done: "done",
+    toDo: "to do",
+    footnote: (name: string) => `Footnote ${name}`,
     directionCharacter: "a character that changes the direction of the text",
   },
 

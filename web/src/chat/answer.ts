@@ -1,0 +1,120 @@
+// Answers: requests them, shows them while they stream, and stores them.
+import { signal } from "@preact/signals";
+import { explain } from "../api/problems";
+import { isRouter, refreshProps } from "../api/server";
+import { toolSchemas } from "../tools/catalog";
+import { FrameScheduler } from "../ui/frames";
+import { type Answer, generate } from "./generate";
+import type { Settings } from "./settings";
+import { conversations, current, followOtherTabs, saveMessage } from "./store";
+import { announce } from "./tabs";
+import { newMessage, type Thread } from "./thread";
+import type { Message } from "./tree";
+import { UnfinishedSaver } from "./unfinished";
+
+export interface StreamingMessage {
+  message: Message;
+  progress: number | undefined;
+}
+
+/** The messages that are streaming, by id; each entry is replaced once per animation frame. */
+export const streaming = signal<ReadonlyMap<string, StreamingMessage>>(new Map());
+/** Error of the current conversation that belongs to no message. */
+export const failure = signal("");
+
+/** Ids of the messages that stream in this tab. */
+const own = new Set<string>();
+
+interface Options {
+  /** The answer to continue, which follows the thread. */
+  from?: Message;
+  /** Place among the answers that are requested together; the first is shown. */
+  index?: number;
+  group?: string;
+}
+
+/** Request the answer to a thread. Returns the message that was stored. */
+export async function answer(stopped: AbortSignal, thread: Thread, { from, index = 0, group }: Options = {}): Promise<Message> {
+  if (current.value?.id === thread.conversation) failure.value = "";
+  const { error: _, ...start }: Message = from ?? newAnswer(thread, index, group);
+  let latest: Answer | null = null;
+  const frames = new FrameScheduler(() => {
+    if (latest) setStreaming({ message: withAnswer(start, latest), progress: latest.progress });
+  });
+  own.add(start.id);
+  const saver = new UnfinishedSaver(() => (latest ? withAnswer(start, latest) : start));
+  setStreaming({ message: start, progress: undefined });
+  let ended: Message = start;
+  try {
+    if (!from) await saveMessage({ ...start, ending: "interrupted" }, { leaf: index === 0 });
+    announce({ conversation: start.conversation, streaming: start });
+    const found = await generate({
+      messages: from && (from.content || from.reasoning) ? [...thread.messages, from] : thread.messages,
+      settings: settingsOfAnswer(thread.settings, index),
+      serverTools: await toolSchemas(thread.settings.serverTools),
+      signal: stopped,
+      onUpdate: (one) => {
+        latest = one;
+        frames.request();
+        saver.changed();
+      },
+    });
+    ended = withAnswer(start, found);
+  } catch (error) {
+    const written = latest ? withAnswer(start, latest) : start;
+    const action = written.content || written.reasoning ? "continue" : "regenerate";
+    ended = { ...written, ending: "error", error: explain(error, action) };
+  } finally {
+    frames.end();
+    saver.end();
+    if (isRouter.value) void refreshProps(); // the request may have loaded one model and unloaded another
+    const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
+    await saveMessage(ended, { leaf: leaf === ended.id || leaf === start.parent });
+    endStreaming((one) => one.id === ended.id);
+    own.delete(ended.id);
+  }
+  return ended;
+}
+
+function newAnswer(thread: Thread, index: number, group: string | undefined): Message {
+  const message = newMessage("assistant", thread, "");
+  // Versions are in the order of their creation.
+  return { ...message, created: message.created + index, ...(group ? { group } : {}) };
+}
+
+/** Answers to one question differ although a seed is set. */
+function settingsOfAnswer(settings: Settings, index: number): Settings {
+  const { seed } = settings.parameters;
+  if (typeof seed !== "number" || seed < 0 || index === 0) return settings;
+  return { ...settings, parameters: { ...settings.parameters, seed: seed + index } };
+}
+
+function setStreaming(one: StreamingMessage): void {
+  streaming.value = new Map(streaming.value).set(one.message.id, one);
+}
+
+function endStreaming(isEnded: (message: Message) => boolean): void {
+  streaming.value = new Map([...streaming.value].filter(([, { message }]) => !isEnded(message)));
+}
+
+/** Show the answers that stream in other tabs. Called once. */
+export function followOtherAnswers(): void {
+  followOtherTabs((conversation, message) => {
+    if (message) setStreaming({ message, progress: undefined });
+    else endStreaming((one) => one.conversation === conversation && !own.has(one.id));
+  });
+}
+
+/** Return a message extended by an answer, or by the continuation of one. */
+export function withAnswer(start: Message, answer: Answer): Message {
+  const message: Message = { ...start, content: start.content + answer.content };
+  const reasoning = (start.reasoning ?? "") + answer.reasoning;
+  if (reasoning) message.reasoning = reasoning;
+  if (answer.thoughtMs) message.thoughtMs = (start.thoughtMs ?? 0) + answer.thoughtMs;
+  if (answer.toolCalls.length) message.toolCalls = answer.toolCalls.map((call) => ({ ...call }));
+  if (answer.probs.length) message.probs = [...(start.probs ?? []), ...answer.probs];
+  if (answer.model) message.model = answer.model;
+  if (answer.stats) message.stats = answer.stats;
+  if (answer.ending) message.ending = answer.ending;
+  return message;
+}
