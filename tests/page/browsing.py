@@ -47,6 +47,13 @@ def unfold(page: Page, *groups: str) -> None:
             details.locator("summary").click()
 
 
+def choose_action(page: Page, title: str, action: str) -> None:
+    """Choose an action from the menu of a chat in the list."""
+    page.get_by_role("link", name=title, exact=True).hover()
+    page.get_by_role("button", name=f"Actions for {title}", exact=True).click()
+    page.get_by_role("menuitem", name=action, exact=True).click()
+
+
 def import_chat(page: Page, title: str, texts: list[str]) -> None:
     """Import a chat of alternating questions and answers, and open it."""
     rows = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import open_view, send, take_picture, unfold, until
+from browsing import choose_action, open_view, send, take_picture, unfold, until
 from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -127,9 +127,7 @@ def test_chats_are_stored_searched_exported_and_imported(chat: Page, tmp_path: P
     download.value.save_as(file)
     assert len(json.loads(file.read_text())["conversations"]) == 2
     for name in ("Mountains of Peru", "Rivers of Spain"):
-        chat.get_by_role("link", name=name).hover()
-        chat.get_by_role("button", name=f"Delete {name}").click()
-        chat.get_by_role("dialog", name=f"Delete “{name}”?").get_by_role("button", name="Delete").click()
+        choose_action(chat, name, "Delete")
     expect(chats).to_have_count(0)
     chat.get_by_label("Chat file").set_input_files(file)
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
@@ -202,8 +200,7 @@ def test_a_chat_is_renamed_in_the_list(chat: Page) -> None:
     ended(chat, 1)
     link = chat.locator(".chats-row a")
     for key, name in (("Escape", "Rivers of Spain"), ("Enter", "Ríos")):
-        link.hover()
-        chat.get_by_role("button", name="Rename Rivers of Spain").click()
+        choose_action(chat, "Rivers of Spain", "Rename")
         field = chat.get_by_label("Chat title")
         expect(field).to_be_focused()
         field.fill("Ríos")
@@ -212,16 +209,16 @@ def test_a_chat_is_renamed_in_the_list(chat: Page) -> None:
     expect(chat.get_by_role("heading", level=1)).to_have_text("Ríos")
 
 
-def test_deleting_requires_confirmation(chat: Page) -> None:
+def test_a_deleted_message_is_restored(chat: Page) -> None:
     send(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.locator("article.user").hover()
-    for button, left in (("Cancel", 2), ("Escape", 2), ("Delete", 0)):
-        chat.locator("article.user").get_by_role("button", name="Delete").click()
-        dialog = chat.get_by_role("dialog", name="Delete this message?")
-        dialog.press("Escape") if button == "Escape" else dialog.get_by_role("button", name=button).click()
-        expect(dialog).to_have_count(0)
-        expect(chat.locator("article")).to_have_count(left)
+    chat.locator("article.user").get_by_role("button", name="Delete").click()
+    expect(chat.locator("article")).to_have_count(0)
+    chat.get_by_role("button", name="Undo").click()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+    chat.reload()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
 
 
 TO_END = "(all) => all.scrollHeight - all.scrollTop - all.clientHeight"

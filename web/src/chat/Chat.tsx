@@ -13,8 +13,10 @@ import { persistentSignal } from "../ui/persistent";
 import { send } from "./actions";
 import { failure, followOtherAnswers } from "./answer";
 import { Composer } from "./Composer";
+import { ContextGauge } from "./ContextGauge";
 import { MessageList } from "./MessageList";
-import { ModelPicker } from "./ModelPicker";
+import { ModelSwitcher } from "./ModelPicker";
+import { QueueList } from "./QueueList";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
 import { changeSettings, current, isLoaded, openConversation, readConversations, shownPath, shownSettings, storageFailure } from "./store";
@@ -51,6 +53,8 @@ export function Chat() {
   useEffect(() => void readConversations(), []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
+  const model = modelFor(settings.model);
+  const place = route.value[1] || "new"; // of the draft
   const isEmpty = isLoaded.value && !shownPath.value.length;
 
   return (
@@ -60,8 +64,6 @@ export function Chat() {
         <div class="chat-bar">
           <IconButton icon="side" label={t.chats} expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
           <h1 dir="auto">{displayText(current.value?.title ?? t.newChat)}</h1>
-          <ModelPicker chosen={settings.model} onChoose={(model) => void changeSettings({ model })} />
-          <Context />
           <button
             class="quiet"
             type="button"
@@ -77,28 +79,15 @@ export function Chat() {
             {text}
           </p>
         ))}
-        <Composer place={route.value[1] || "new"} busy={busy.value} onStop={stop} onSend={send} models={[modelFor(settings.model)]} />
+        {current.value && <QueueList conversation={current.value.id} />}
+        <Composer place={place} busy={busy.value} canQueue={current.value !== null} onStop={stop} onSend={send} models={[model]}>
+          <ModelSwitcher chosen={settings.model} onChoose={(one) => void changeSettings({ model: one })} />
+          <ContextGauge place={place} model={model} />
+        </Composer>
         {isEmpty && <Examples />}
         <PictureDialog />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>
-  );
-}
-
-/** Fill level of the context, from the statistics of the last answer. */
-function Context() {
-  const t = labels.value.chat;
-  const most = props.value.default_generation_settings?.n_ctx;
-  const stats = shownPath.value.findLast((one) => one.stats)?.stats;
-  if (!most || !stats) return null;
-  const used = stats.promptTokens + stats.tokens;
-  const percent = Math.min(100, Math.round((used / most) * 100));
-  return (
-    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={t.contextUsed(used, most)}>
-      <i aria-hidden="true" style={{ "--full": `${percent}%` }} />
-      <span class="hidden">{t.context}</span>
-      {percent}%
-    </span>
   );
 }

@@ -1,3 +1,4 @@
+import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isModelLoaded, type Modalities, modalitiesOf, props } from "../api/server";
 import { readMedia } from "../media/read";
@@ -9,22 +10,31 @@ import { IconButton } from "../ui/IconButton";
 import { AttachButton } from "./AttachButton";
 import { AttachmentChips } from "./AttachmentChips";
 import { readAttachment } from "./attachments";
-import { draftAttachments, draftText, dropDraft, setDraftAttachments, setDraftText } from "./drafts";
-import { type Attachment, isMedia, type MediaFile } from "./tree";
+import { draftAttachments, draftText, dropDraft, replacedDrafts, setDraftAttachments, setDraftText } from "./drafts";
+import { filesToAttach, unusedName } from "./paste";
+import type { Attachment, MediaFile } from "./tree";
+import { useDrop } from "./useDrop";
 
 interface Props {
-  /** True while an answer streams: it can be stopped, and nothing can be sent. */
+  /** True while an answer streams: it can be stopped. */
   busy: boolean;
+  /** True if a message can be sent meanwhile, which then waits. */
+  canQueue?: boolean;
   onStop: () => void;
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
   /** Owner of the draft: a chat's id, or a view. A new place shows its own draft and focuses the field. */
   place: string;
   /** Models that get the message, as requests name them. */
   models: readonly string[];
+  /** Controls below the field. */
+  children?: ComponentChildren;
 }
 
 /** True if the device has a keyboard: on a touch screen, focus would open an on-screen keyboard over half of the page. */
 const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
+
+/** Longer texts fill the whole height, in characters: measuring them with each key would take long. */
+const FULL_HEIGHT_FROM = 5000;
 
 /** Return the input that all models accept. */
 function acceptedByAll(models: readonly string[]): Modalities {
@@ -32,17 +42,8 @@ function acceptedByAll(models: readonly string[]): Modalities {
   return { image: all.every((one) => one.image), audio: all.every((one) => one.audio) };
 }
 
-function hasFiles(data: DataTransfer | null): data is DataTransfer {
-  return data?.types.includes("Files") ?? false;
-}
-
-/** Return true if the clipboard holds text. Office programs add a picture of it. */
-function hasFormattedText(data: DataTransfer): boolean {
-  return data.types.includes("text/plain") && data.types.includes("text/html");
-}
-
 /** Input for a message: Enter sends, Shift+Enter starts a new line; files can be attached, dropped or pasted. */
-export function Composer({ busy, onStop, onSend, place, models }: Props) {
+export function Composer({ busy, canQueue = false, onStop, onSend, place, models, children }: Props) {
   const t = labels.value.chat;
   const field = useRef<HTMLTextAreaElement>(null);
   const form = useRef<HTMLFormElement>(null);
@@ -54,46 +55,27 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
   const accepts = acceptedByAll(models);
   const [status, setStatus] = useState("");
   const [announced, setAnnounced] = useState("");
-  const [over, setOver] = useState(false);
   const [records, setRecords] = useState(false);
+  const [hasText, setHasText] = useState(false);
 
   useLayoutEffect(() => {
     field.current!.value = draftText(place);
     fit();
     setStatus("");
     setRecords(false);
-  }, [place]);
+  }, [place, replacedDrafts.value]);
   useEffect(() => {
     if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
-  }, [place]);
-  useEffect(() => {
-    // Files dropped anywhere else would replace the page.
-    const onDragOver = (event: DragEvent) => {
-      if (!hasFiles(event.dataTransfer)) return;
-      event.preventDefault();
-      setOver(true);
-    };
-    const onDragLeave = (event: DragEvent) => {
-      if (!event.relatedTarget) setOver(false);
-    };
-    const onDrop = (event: DragEvent) => {
-      if (!hasFiles(event.dataTransfer)) return;
-      event.preventDefault();
-      setOver(false);
-      attach([...event.dataTransfer.files]);
-    };
-    addEventListener("dragover", onDragOver);
-    addEventListener("dragleave", onDragLeave);
-    addEventListener("drop", onDrop);
-    return () => {
-      removeEventListener("dragover", onDragOver);
-      removeEventListener("dragleave", onDragLeave);
-      removeEventListener("drop", onDrop);
-    };
-  });
+  }, [place, replacedDrafts.value]);
+  const over = useDrop(attach);
 
   function fit() {
     const area = field.current!;
+    setHasText(area.value.trim() !== "");
+    if (area.value.length > FULL_HEIGHT_FROM) {
+      area.style.height = "40vh";
+      return;
+    }
     area.style.height = "auto";
     area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight * 0.4)}px`;
   }
@@ -106,7 +88,7 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
       void reading.current.then(() => shownPlace.current === place && form.current?.requestSubmit());
       return;
     }
-    if (busy || (!text && !attachments.length)) return;
+    if ((busy && !canQueue) || (!text && !attachments.length)) return;
     field.current!.value = "";
     fit();
     dropDraft(place);
@@ -131,8 +113,9 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
         setStatus(t.reading(one.name));
         const media = await readMedia(one, accepts);
         const read = media ?? (await readAttachment(one));
+        read.name ||= unusedName(draftAttachments(place), t.pastedName);
         setDraftAttachments(place, [...draftAttachments(place), read]);
-        setAnnounced(t.attached(one.name));
+        setAnnounced(t.attached(read.name));
         if (media) void showTokens(media);
       } catch (error) {
         problems.push(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
@@ -184,7 +167,7 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
             onError={endRecording}
             onDone={(sound) => {
               endRecording("");
-              if (sound) attach([new File([sound], recordingName(draftAttachments(place)), { type: sound.type })]);
+              if (sound) attach([new File([sound], unusedName(draftAttachments(place), t.recordingName), { type: sound.type })]);
             }}
           />
         )}
@@ -206,37 +189,31 @@ export function Composer({ busy, onStop, onSend, place, models }: Props) {
               fit();
             }}
             onPaste={(event) => {
-              if (!hasFiles(event.clipboardData) || hasFormattedText(event.clipboardData)) return;
+              const files = filesToAttach(event.clipboardData);
+              if (!files.length) return;
               event.preventDefault();
-              attach([...event.clipboardData.files]);
+              attach(files);
             }}
             onKeyDown={(event) => {
               if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
               else if (event.key === "Escape" && busy) onStop();
             }}
           />
-          {busy ? (
+          {busy && (
             <button class="primary round" type="button" title={t.stopTitle} onClick={onStop}>
               <Icon name="stop" />
               <span class="hidden">{labels.value.common.stop}</span>
             </button>
-          ) : (
-            <button class="primary round" type="submit" title={t.sendTitle}>
+          )}
+          {(!busy || (canQueue && (hasText || attachments.length > 0))) && (
+            <button class="primary round" type="submit" title={busy ? t.queueTitle : t.sendTitle}>
               <Icon name="up" />
-              <span class="hidden">{t.send}</span>
+              <span class="hidden">{busy ? t.queue : t.send}</span>
             </button>
           )}
         </div>
+        {children && <div class="composer-foot">{children}</div>}
       </div>
     </form>
   );
-}
-
-/** Return a name that no recording of the draft has. */
-function recordingName(attachments: readonly Attachment[]): string {
-  const names = new Set(attachments.filter(isMedia).map((one) => one.name));
-  for (let number = 1; ; number++) {
-    const name = labels.value.chat.recordingName(number);
-    if (!names.has(name)) return name;
-  }
 }

@@ -5,10 +5,10 @@ import { Markdown } from "../markdown/Markdown";
 import { displayText } from "../markdown/displayText";
 import { MediaRow } from "../media/MediaView";
 import { labels } from "../text";
-import { askConfirmation } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
+import { notify } from "../ui/Notices";
 import { continueAnswer, regenerate, showVersion } from "./actions";
 import { Editor } from "./Editor";
 import { Probabilities } from "./Probabilities";
@@ -99,8 +99,8 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
   const t = labels.value.chat;
   const busy = isBusy.value;
   async function remove() {
-    const yes = await askConfirmation(t.deleteMessageTitle, t.deleteMessageText, labels.value.common.delete);
-    if (yes) void removeMessage(message);
+    const undo = await removeMessage(message);
+    notify(t.messageDeleted, [t.undo, () => void undo()]);
   }
   return (
     <span class="actions">

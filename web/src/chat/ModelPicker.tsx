@@ -1,4 +1,4 @@
-import { modelFor, models, refreshProps } from "../api/server";
+import { modelFor, models, props, refreshProps } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { labels } from "../text";
 
@@ -28,4 +28,11 @@ export function ModelPicker({ chosen, onChoose, label = labels.value.common.mode
       ))}
     </select>
   );
+}
+
+/** The model of a chat: its name, or a list if there are several. */
+export function ModelSwitcher(settings: Props) {
+  if (models.value.length > 1) return <ModelPicker {...settings} />;
+  const name = props.value.model_alias;
+  return name ? <span class="model-name">{displayText(name)}</span> : null;
 }

@@ -1,84 +1,38 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { displayText } from "../markdown/displayText";
-import { address, navigate } from "../shell/route";
+import { address } from "../shell/route";
 import { labels } from "../text";
 import { Icon } from "../ui/Icon";
-import { askConfirmation } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
-
-import { conversations, current, isListLoaded, changeConversation, removeConversation, search } from "./store";
-import { isBusy } from "./tasks";
-import { exportConversations, importConversations } from "./transfer";
+import { deleteChats, exportJson, importFile, orderedChats } from "./chatActions";
+import { ChatRow } from "./ChatRow";
+import { conversations, isListLoaded, search } from "./store";
 import type { Conversation } from "./tree";
 
 const DAY_MS = 86_400_000;
+const SEARCH_PAUSE_MS = 120;
 
-function dayGroup(updated: number): string {
-  const days = Math.floor((new Date().setHours(24, 0, 0, 0) - updated) / DAY_MS);
-  const t = labels.value.chat.days;
-  return days < 1 ? t.today : days < 2 ? t.yesterday : days < 7 ? t.week : t.earlier;
-}
-
-function download(name: string, value: unknown): void {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(value, null, 1)], { type: "application/json" }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
-async function remove(one: Conversation): Promise<void> {
-  const t = labels.value.chat;
-  if (await askConfirmation(t.deleteChatTitle(one.title), t.deleteChatText, labels.value.common.delete)) {
-    if (current.value?.id === one.id) navigate("chat");
-    await removeConversation(one.id);
-  }
+function groupOf(chat: Conversation): string {
+  const { today, yesterday, week, earlier } = labels.value.chat.days;
+  if (chat.isPinned) return labels.value.chat.pinned;
+  const days = Math.floor((new Date().setHours(24, 0, 0, 0) - chat.updated) / DAY_MS);
+  return days < 1 ? today : days < 2 ? yesterday : days < 7 ? week : earlier;
 }
 
 /** List of the conversations in this browser. */
 export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: () => void }) {
   const t = labels.value.chat;
   const [text, setText] = useState("");
-  const [renamed, setRenamed] = useState("");
-  const [found, setFound] = useState<Set<string> | null>(null);
-  const [status, setStatus] = useState("");
-  const file = useRef<HTMLInputElement>(null);
+  const found = useSearch(text);
+  /** Ids of the selected chats; null if none are being selected. */
+  const [selected, setSelected] = useState<ReadonlySet<string> | null>(null);
 
-  useEffect(() => {
-    if (!text.trim()) {
-      setFound(null);
-      return;
-    }
-    let isCurrent = true;
-    const timer = setTimeout(() => void search(text.trim()).then((ids) => isCurrent && setFound(ids)), 120);
-    return () => {
-      isCurrent = false;
-      clearTimeout(timer);
-    };
-  }, [text, conversations.value]);
-
-  async function importFile() {
-    const chosen = file.current?.files?.[0];
-    if (!chosen) return;
-    try {
-      const count = await importConversations(await chosen.text());
-      setStatus(t.imported(count));
-    } catch (error) {
-      setStatus(error instanceof SyntaxError ? t.notJson : (error as Error).message);
-    }
-    file.current!.value = "";
+  function toggle(id: string) {
+    const left = new Set(selected);
+    if (!left.delete(id)) left.add(id);
+    setSelected(left);
   }
 
-  async function exportAll() {
-    try {
-      const all = await exportConversations(conversations.value.map((one) => one.id));
-      download(`llamado-chats-${new Date().toISOString().slice(0, 10)}.json`, all);
-    } catch (error) {
-      setStatus(t.notExported((error as Error).message));
-    }
-  }
-
-  const listed = conversations.value.filter((one) => !found || found.has(one.id));
+  const listed = orderedChats().filter((one) => !found || found.has(one.id));
   let last = "";
   return (
     <aside class="sidebar" aria-label={t.chats}>
@@ -89,6 +43,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
         <IconButton kind="narrow" icon="close" label={t.closeList} onClick={onClose} />
       </div>
       <input
+        id="search-chats"
         type="search"
         placeholder={t.search}
         aria-label={t.searchChats}
@@ -97,79 +52,97 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
       />
       <ul class="chats">
         {listed.map((one) => {
-          const here = dayGroup(one.updated);
+          const here = groupOf(one);
           const head = here !== last ? <li class="chats-head">{(last = here)}</li> : null;
           return (
             <>
               {head}
               <li key={one.id} class="chats-row">
-                {renamed === one.id ? (
-                  <TitleEditor chat={one} onDone={() => setRenamed("")} />
-                ) : (
-                  <>
-                    <a
-                      href={address("chat", one.id)}
-                      title={one.title}
-                      aria-current={one.id === current.value?.id ? "true" : undefined}
-                      onClick={onChosen}
-                      onDblClick={() => setRenamed(one.id)}
-                    >
-                      <bdi>{displayText(one.title)}</bdi>
-                      {isBusy(one.id) && <i class="busy" title={t.answering} />}
-                    </a>
-                    <IconButton icon="pencil" label={t.renameChat(one.title)} onClick={() => setRenamed(one.id)} />
-                    <IconButton icon="trash" label={t.deleteChat(one.title)} disabled={isBusy(one.id)} onClick={() => void remove(one)} />
-                  </>
-                )}
+                <ChatRow
+                  chat={one}
+                  onChosen={onChosen}
+                  selection={selected ? { isSelected: selected.has(one.id), onToggle: () => toggle(one.id) } : undefined}
+                />
               </li>
             </>
           );
         })}
         {!listed.length && isListLoaded.value && <li class="chats-head">{found ? t.nothingFound : t.storedHere}</li>}
       </ul>
-      <div class="sidebar-foot">
-        <button class="quiet small" type="button" disabled={!conversations.value.length} onClick={() => void exportAll()}>
-          {t.export}
-        </button>
-        <button class="quiet small" type="button" onClick={() => file.current?.click()}>
-          {t.import}
-        </button>
-        <input
-          ref={file}
-          class="hidden"
-          type="file"
-          accept="application/json,.json,.jsonl"
-          aria-label={t.chatFile}
-          tabIndex={-1}
-          onChange={() => void importFile()}
-        />
-        <span role="status">{status}</span>
-      </div>
+      {selected ? (
+        <SelectionFoot chats={listed.filter((one) => selected.has(one.id))} onDone={() => setSelected(null)} />
+      ) : (
+        <Foot onSelect={() => setSelected(new Set())} />
+      )}
     </aside>
   );
 }
 
-/** Edits a chat's title: Enter or leaving the field saves it, Escape cancels. */
-function TitleEditor({ chat, onDone }: { chat: Conversation; onDone: () => void }) {
-  const left = useRef(false);
+/** Return the ids of the chats that contain a text; null if there is none. */
+function useSearch(text: string): ReadonlySet<string> | null {
+  const [found, setFound] = useState<ReadonlySet<string> | null>(null);
+  useEffect(() => {
+    if (!text.trim()) {
+      setFound(null);
+      return;
+    }
+    let isCurrent = true;
+    const timer = setTimeout(() => void search(text.trim()).then((ids) => isCurrent && setFound(ids)), SEARCH_PAUSE_MS);
+    return () => {
+      isCurrent = false;
+      clearTimeout(timer);
+    };
+  }, [text, conversations.value]);
+  return found;
+}
+
+function Foot({ onSelect }: { onSelect: () => void }) {
+  const t = labels.value.chat;
+  const file = useRef<HTMLInputElement>(null);
+  const isEmpty = !conversations.value.length;
   return (
-    <input
-      type="text"
-      aria-label={labels.value.chat.chatTitle}
-      defaultValue={chat.title}
-      ref={(field) => {
-        if (field && document.activeElement !== field && !left.current) field.select();
-      }}
-      onKeyDown={(event) => {
-        if (event.key === "Escape") (left.current = true), onDone();
-        else if (event.key === "Enter") event.currentTarget.blur();
-      }}
-      onBlur={(event) => {
-        if (left.current) return;
-        left.current = true;
-        void changeConversation(chat, { title: event.currentTarget.value.trim() || chat.title });
-        onDone();
-      }}
-    />
+    <div class="sidebar-foot">
+      <button class="quiet small" type="button" disabled={isEmpty} onClick={onSelect}>
+        {t.select}
+      </button>
+      <button class="quiet small" type="button" disabled={isEmpty} onClick={() => void exportJson(conversations.value)}>
+        {t.export}
+      </button>
+      <button class="quiet small" type="button" onClick={() => file.current?.click()}>
+        {t.import}
+      </button>
+      <input
+        ref={file}
+        class="hidden"
+        type="file"
+        accept="application/json,.json,.jsonl"
+        aria-label={t.chatFile}
+        tabIndex={-1}
+        onChange={({ currentTarget }) => {
+          const chosen = currentTarget.files?.[0];
+          if (chosen) void importFile(chosen);
+          currentTarget.value = ""; // the same file can be chosen again
+        }}
+      />
+    </div>
+  );
+}
+
+/** Actions for the selected chats. */
+function SelectionFoot({ chats, onDone }: { chats: readonly Conversation[]; onDone: () => void }) {
+  const t = labels.value.chat;
+  return (
+    <div class="sidebar-foot" role="group" aria-label={t.selected(chats.length)}>
+      <span role="status">{t.selected(chats.length)}</span>
+      <button class="quiet small" type="button" disabled={!chats.length} onClick={() => void exportJson(chats)}>
+        {t.export}
+      </button>
+      <button class="quiet small" type="button" disabled={!chats.length} onClick={() => (void deleteChats(chats), onDone())}>
+        {labels.value.common.delete}
+      </button>
+      <button class="quiet small" type="button" onClick={onDone}>
+        {t.doneSelecting}
+      </button>
+    </div>
   );
 }

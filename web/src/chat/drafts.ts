@@ -22,8 +22,21 @@ export function draftText(place: string): string {
   }
 }
 
+/** Counts changes of drafts' texts. */
+export const draftChanges = signal(0);
+/** Counts texts that something else than typing put into drafts; fields show them. */
+export const replacedDrafts = signal(0);
+
+/** Put a text before what is in a draft. */
+export function prependDraft(place: string, text: string, files: readonly Attachment[] = []): void {
+  setDraftText(place, [text, draftText(place)].filter(Boolean).join("\n\n"));
+  if (files.length) setDraftAttachments(place, [...draftAttachments(place), ...files]);
+  replacedDrafts.value++;
+}
+
 export function setDraftText(place: string, text: string): void {
   texts.set(place, text);
+  draftChanges.value++;
   unwritten.add(place);
   timer ??= setTimeout(writeTexts, WRITE_MS);
 }

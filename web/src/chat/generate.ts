@@ -58,7 +58,8 @@ export interface GenerateOptions {
   onUpdate: (answer: Answer) => void;
 }
 
-function fileText({ name, text }: TextFile): string {
+/** Return a text file as a part of a message. */
+export function fileText({ name, text }: TextFile): string {
   return `File: ${name}\n\`\`\`\n${text}\n\`\`\``;
 }
 

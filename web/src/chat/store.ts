@@ -2,7 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { labels } from "../text";
 import * as database from "./database";
-import { dropDraft } from "./drafts";
+import { draftText, dropDraft, setDraftText } from "./drafts";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { announce, followTabs } from "./tabs";
 import { type Conversation, type Message, type Messages, path, subtree } from "./tree";
@@ -163,6 +163,7 @@ export async function removeMessage(message: Message): Promise<Undo> {
 export async function removeConversation(id: string): Promise<Undo> {
   const conversation = conversations.value.find((one) => one.id === id);
   conversations.value = conversations.value.filter((one) => one.id !== id);
+  const draft = draftText(id);
   dropDraft(id);
   if (current.value?.id === id) await openConversation(null);
   const gone = await database.deleteConversation(id);
@@ -170,7 +171,9 @@ export async function removeConversation(id: string): Promise<Undo> {
   announce({ conversation: id });
   await retryUnsaved();
   return async () => {
-    if (conversation) await addConversations([{ conversation, messages: gone }]);
+    if (!conversation) return;
+    setDraftText(id, draft);
+    await addConversations([{ conversation, messages: gone }]);
   };
 }
 

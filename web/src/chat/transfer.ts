@@ -1,9 +1,10 @@
 // Export and import of conversations. A picture or sound becomes a `data:` URI.
 import { toDataUri } from "../media/dataUri";
 import { labels } from "../text";
+import { fileText } from "./generate";
 import { fromLlamaCpp } from "./llamacpp";
 import { addConversations, conversations, messagesOf, newId } from "./store";
-import { type Attachment, type Conversation, isMedia, type Message } from "./tree";
+import { type Attachment, type Conversation, isMedia, type Message, path } from "./tree";
 import { explainStorage } from "./unsaved";
 import * as validate from "./validate";
 
@@ -58,6 +59,10 @@ function copy(value: unknown): { conversation: Conversation; messages: Message[]
   if (!Array.isArray(one?.messages)) throw new Error(labels.value.chat.incomplete);
   const originals = one.messages.map(validate.message);
   validate.checkTree(originals);
+  return withNewIds(conversation, originals);
+}
+
+function withNewIds(conversation: Conversation, originals: readonly Message[]): { conversation: Conversation; messages: Message[] } {
   const ids = new Map(originals.map((message) => [message.id, newId()]));
   const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
   const id = newId();
@@ -70,6 +75,28 @@ function copy(value: unknown): { conversation: Conversation; messages: Message[]
       parent: newIdOf(message.parent),
     })),
   };
+}
+
+/** Store a copy of a conversation and return its id. */
+export async function duplicateConversation(original: Conversation, title: string): Promise<string> {
+  const now = Date.now();
+  const { conversation, messages } = withNewIds({ ...original, title, created: now, updated: now }, await messagesOf(original.id));
+  await addConversations([{ conversation, messages }]);
+  return conversation.id;
+}
+
+/** Return the shown branch of a conversation as Markdown. */
+export async function exportMarkdown({ id, title, leaf }: Conversation): Promise<string> {
+  const all = new Map((await messagesOf(id)).map((one) => [one.id, one]));
+  return [`# ${title}`, ...path(all, leaf).map(messageAsMarkdown)].join("\n\n").trimEnd() + "\n";
+}
+
+function messageAsMarkdown({ role, model, content, attachments = [], toolCalls = [] }: Message): string {
+  const { common, chat } = labels.value;
+  const name = { user: common.you, assistant: model || common.model, tool: chat.toolResult }[role];
+  const files = attachments.map((one) => (isMedia(one) ? `*${one.name}*` : fileText(one)));
+  const calls = toolCalls.map((call) => `\`${call.name}(${call.arguments})\``);
+  return [`## ${name}`, ...files, role === "tool" ? `\`\`\`\n${content}\n\`\`\`` : content, ...calls].filter(Boolean).join("\n\n");
 }
 
 /**

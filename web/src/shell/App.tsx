@@ -3,8 +3,8 @@ import { useEffect, useState } from "preact/hooks";
 import { checkHealth, health, isRouter, models, props, watchServer } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { labels } from "../text";
-import { Confirm } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
+import { Notices } from "../ui/Notices";
 import { KeyDialog } from "./KeyDialog";
 import { LanguagePicker } from "./LanguagePicker";
 import { Logo } from "./Logo";
@@ -122,7 +122,7 @@ export function App() {
         <ViewHost view={view} />
       </main>
       <KeyDialog />
-      <Confirm />
+      <Notices />
     </>
   );
 }
