@@ -22,7 +22,10 @@ def test_tables_break_no_words(page: Page) -> None:
         cell = page.locator(".markdown td", has_text="4.5").first
         cell.wait_for()
         page.get_by_role("button", name="Send", exact=True).wait_for()
-        lines = "(cell) => { const all = document.createRange(); all.selectNodeContents(cell); return all.getClientRects().length }"
+        lines = (
+            "(cell) => { const all = document.createRange(); all.selectNodeContents(cell);"
+            " return all.getClientRects().length }"
+        )
         assert cell.evaluate(lines) == 1
 
 
