@@ -21,6 +21,12 @@ _needing_browser = [path for path in Path(__file__).parent.glob("test_*.py") if 
 collect_ignore = [] if find_spec("playwright") else _needing_browser
 CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
+WITHOUT_TITLES = """
+if (location.protocol === "http:" && !localStorage.getItem("llamado.preferences"))
+  localStorage.setItem("llamado.preferences", '{"titles": false}');
+"""
+"""Titles by the model are requests that most tests do not expect."""
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -42,6 +48,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     found = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     found.set_default_timeout(60_000)
+    found.add_init_script(WITHOUT_TITLES)
     yield found
     found.close()
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from browsing import computing, send
+from browsing import assert_accessible, computing, send
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -147,3 +147,92 @@ def test_the_arrows_between_versions_keep_the_focus(page: Page) -> None:
         page.keyboard.press("Enter")
         page.get_by_text(at).wait_for()
         expect(previous).to_be_focused()
+
+
+def test_a_saved_prompt_is_inserted_by_its_name(page: Page) -> None:
+    field = page.get_by_label("Message", exact=True)
+    page.get_by_role("button", name="Saved prompts").click()
+    page.get_by_role("menuitem", name="Manage saved prompts").click()
+    library = page.get_by_role("dialog", name="Saved prompts")
+    for name, text in (("translate", "Translate this into German:"), ("explain", "Explain this:")):
+        if name == "explain":
+            library.get_by_role("button", name="Add a prompt").click()
+        library.get_by_label("Name").fill(name)
+        library.get_by_label("Text").fill(text)
+        library.get_by_role("button", name="Save").click()
+    assert_accessible(page)
+    library.get_by_role("button", name="Close").click()
+    page.reload()
+    field.press_sequentially("/")
+    options = page.get_by_role("listbox", name="Saved prompts").get_by_role("option")
+    expect(options).to_have_text([re.compile("^/explain"), re.compile("^/translate")])
+    assert_accessible(page)
+    field.press_sequentially("tra")
+    expect(options).to_have_count(1)
+    field.press("Enter")
+    expect(field).to_have_value("Translate this into German:")
+    expect(options).to_have_count(0)
+    page.get_by_role("button", name="Saved prompts").click()
+    page.get_by_role("menuitem", name="explain").click()
+    expect(field).to_have_value("Explain this:\n\nTranslate this into German:")
+    field.fill("/tra")
+    field.press("Escape")
+    expect(options).to_have_count(0)
+    page.get_by_role("button", name="Saved prompts").click()
+    page.get_by_role("menuitem", name="Manage saved prompts").click()
+    library.get_by_role("button", name="Edit the prompt translate").click()
+    library.get_by_label("Name").fill("german")
+    library.get_by_role("button", name="Save").click()
+    library.get_by_role("button", name="Delete the prompt explain").click()
+    library.get_by_role("button", name="Close").click()
+    field.fill("/")
+    expect(options).to_have_text([re.compile("^/german")])
+
+
+def test_one_of_several_answers_is_chosen(page: Page, engine: ScriptedEngine) -> None:
+    numbers = iter("abc")
+    engine.say = lambda prompt: f"Answer {next(numbers, 'to the second')}."
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Answers to each question").select_option("3")
+    page.get_by_role("button", name="Close settings").click()
+    send(page, "One")
+    choice = page.get_by_role("region", name="Choose an answer")
+    expect(choice.locator(".markdown")).to_have_count(3)
+    page.get_by_role("button", name="Send", exact=True).wait_for()
+    expect(choice.locator(".markdown")).to_have_text([re.compile(r"Answer [abc]\.")] * 3)
+    assert_accessible(page)
+    page.reload()
+    second = choice.locator(".markdown").nth(1).inner_text()
+    choice.get_by_role("article", name="Answer 2").get_by_role("button", name="Use this answer").click()
+    expect(choice).to_have_count(0)
+    expect(page.locator("article.assistant .markdown")).to_have_text([second])
+    page.get_by_text("2 of 3").wait_for()
+    page.evaluate("""localStorage.setItem("llamado.preferences", '{"titles": false}')""")
+    page.reload()
+    send(page, "Two")
+    expect(page.locator("article.assistant .markdown")).to_have_text([second, "Answer to the second."])
+    prompt = bytes(engine.requests[-1].prompt).decode()
+    assert second in prompt and prompt.count("Answer") == 1
+
+
+def test_presets_are_saved_and_applied(page: Page, engine: ScriptedEngine) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("temperature", exact=True).fill("0.5")
+    page.get_by_role("button", name="Save these settings as a preset").click()
+    page.get_by_label("Name of the preset").fill("Brief")
+    page.keyboard.press("Enter")
+    preset = page.get_by_role("combobox", name="Preset")
+    expect(preset).to_have_value("Brief")
+    page.get_by_label("System prompt").fill("Be long.")
+    expect(preset).to_have_value("")
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    preset.select_option("Brief")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+    send(page, "One")
+    page.get_by_text("Answer to 1.").wait_for()
+    assert b"<system>Be brief.</>" in bytes(engine.requests[-1].prompt)
+    assert engine.requests[-1].params.sampling.temperature == 0.5
+    page.get_by_role("button", name="Delete this preset").click()
+    expect(preset.get_by_role("option")).to_have_text(["No preset"])

@@ -202,3 +202,25 @@ def test_a_base_model_is_named_and_limited(page: Page) -> None:
                 page.keyboard.press("Enter")
             assert asked.value.post_data_json["max_tokens"] == most
             page.get_by_role("button", name="Send", exact=True).wait_for()
+
+
+def test_the_states_of_a_routers_models_stay_fresh(page: Page) -> None:
+    """Another client loads a model: its state and its parameters appear without a reload."""
+    status = {"value": "unloaded"}
+    with scripted_server(ScriptedEngine()) as address:
+        page.route("**/props*", lambda route: route.fulfill(json=route.fetch(url=f"{address}/props").json() | ROUTER))
+        page.route(
+            "**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "a"}, {"id": "b", "status": status}]})
+        )
+        page.goto(address)
+        picker = page.locator(".composer-foot").get_by_role("combobox", name="Model")
+        picker.select_option("b")
+        expect(picker.get_by_role("option")).to_have_text(["a", "b (not loaded)"])
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_text("The parameters appear once the model is loaded.").wait_for()
+        status["value"] = "loaded"
+        expect(picker.get_by_role("option")).to_have_text(["a", "b"])
+        page.get_by_label("Find a parameter").wait_for()
+
+
+ROUTER = {"role": "router"}

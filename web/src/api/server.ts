@@ -112,12 +112,24 @@ export async function refreshProps(): Promise<void> {
   }
 }
 
+/** Load the states of a router's models again: other clients load and unload them too. */
+async function refreshModels(): Promise<void> {
+  try {
+    const { data } = await getJson<{ data: ModelEntry[] }>("v1/models");
+    if (JSON.stringify(data) !== JSON.stringify(models.value)) models.value = data;
+  } catch (error) {
+    if (!(error instanceof ApiFailure)) throw error;
+  }
+}
+
 /** Check the server's health, and load its settings and models once it is ready. */
 export async function checkHealth(): Promise<void> {
   const now = await readHealth();
   const before = health.value;
   if (JSON.stringify(now) !== JSON.stringify(before)) health.value = now;
-  if (now.state === "ready" && before.state !== "ready") await refreshProps();
+  if (now.state !== "ready") return;
+  if (before.state !== "ready") await refreshProps();
+  else if (isRouter.value && !document.hidden) await refreshModels();
 }
 
 async function poll(): Promise<void> {

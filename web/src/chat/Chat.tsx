@@ -5,6 +5,7 @@ import { modelFor, props } from "../api/server";
 import { displayText } from "../markdown/displayText";
 import { PictureDialog } from "../media/MediaView";
 import { route } from "../shell/route";
+import { subject } from "../shell/title";
 import { labels } from "../text";
 import { readServerTools } from "../tools/catalog";
 import { Icon } from "../ui/Icon";
@@ -12,15 +13,18 @@ import { IconButton } from "../ui/IconButton";
 import { persistentSignal } from "../ui/persistent";
 import { send } from "./actions";
 import { failure, followOtherAnswers } from "./answer";
+import { useChatKeys } from "./chatKeys";
 import { Composer } from "./Composer";
 import { ContextGauge } from "./ContextGauge";
 import { MessageList } from "./MessageList";
 import { ModelSwitcher } from "./ModelPicker";
+import { PromptMenu } from "./PromptMenu";
 import { QueueList } from "./QueueList";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
 import { changeSettings, current, isLoaded, openConversation, readConversations, shownPath, shownSettings, storageFailure } from "./store";
 import { busy, stop } from "./tasks";
+import { nameNewChats } from "./titles";
 import { Examples } from "./Welcome";
 import "./chat.css";
 
@@ -32,6 +36,7 @@ const listed = persistentSignal("chats", true);
 const NARROW = matchMedia("(max-width: 820px)");
 
 followOtherAnswers();
+nameNewChats();
 
 // The URL selects the conversation.
 effect(() => {
@@ -48,8 +53,22 @@ function toggleList(): void {
   else listed.value = !listed.value;
 }
 
+function showList(): void {
+  if (NARROW.matches) panel.value = "list";
+  else listed.value = true;
+}
+
+function toggleSettings(): void {
+  panel.value = panel.value === "settings" ? "" : "settings";
+}
+
 export function Chat() {
   const t = labels.value.chat;
+  useChatKeys({ showList, toggleList, toggleSettings });
+  useEffect(() => {
+    subject.value = current.value?.title ?? "";
+  }, [current.value?.title]);
+  useEffect(() => () => void (subject.value = ""), []);
   useEffect(() => void readConversations(), []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
@@ -68,7 +87,7 @@ export function Chat() {
             class="quiet"
             type="button"
             aria-expanded={panel.value === "settings"}
-            onClick={() => (panel.value = panel.value === "settings" ? "" : "settings")}
+            onClick={toggleSettings}
           >
             <Icon name="sliders" /> <span class="word">{labels.value.common.settings}</span>
           </button>
@@ -82,6 +101,7 @@ export function Chat() {
         {current.value && <QueueList conversation={current.value.id} />}
         <Composer place={place} busy={busy.value} canQueue={current.value !== null} onStop={stop} onSend={send} models={[model]}>
           <ModelSwitcher chosen={settings.model} onChoose={(one) => void changeSettings({ model: one })} />
+          <PromptMenu place={place} />
           <ContextGauge place={place} model={model} />
         </Composer>
         {isEmpty && <Examples />}

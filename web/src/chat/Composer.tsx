@@ -10,8 +10,10 @@ import { IconButton } from "../ui/IconButton";
 import { AttachButton } from "./AttachButton";
 import { AttachmentChips } from "./AttachmentChips";
 import { readAttachment } from "./attachments";
-import { draftAttachments, draftText, dropDraft, replacedDrafts, setDraftAttachments, setDraftText } from "./drafts";
+import { draftAttachments, draftText, dropDraft, prependDraft, replacedDrafts, setDraftAttachments, setDraftText } from "./drafts";
 import { filesToAttach, unusedName } from "./paste";
+import type { SavedPrompt } from "./prompts";
+import { PromptSuggestions, suggestionId, usePromptSuggestions } from "./PromptSuggestions";
 import type { Attachment, MediaFile } from "./tree";
 import { useDrop } from "./useDrop";
 
@@ -68,6 +70,7 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
     if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
   }, [place, replacedDrafts.value]);
   const over = useDrop(attach);
+  const suggestions = usePromptSuggestions(place, insertPrompt);
 
   function fit() {
     const area = field.current!;
@@ -136,6 +139,11 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
     );
   }
 
+  function insertPrompt({ text }: SavedPrompt) {
+    setDraftText(place, "");
+    prependDraft(place, text);
+  }
+
   function removed(left: Attachment[]) {
     setDraftAttachments(place, left);
     setAnnounced("");
@@ -171,6 +179,7 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
             }}
           />
         )}
+        <PromptSuggestions suggestions={suggestions} onInsert={insertPrompt} />
         <div class="composer-row">
           <AttachButton accepts={accepts} onFiles={attach} />
           {accepts.audio && <IconButton icon="mic" label={t.recordSound} disabled={records} onClick={() => setRecords(true)} />}
@@ -184,6 +193,8 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
             placeholder={over ? t.dropFiles : t.messageModel(models.length === 1 ? models[0] || (props.value.model_alias ?? "") : "")}
             dir="auto"
             enterkeyhint="send"
+            aria-controls={suggestions.found.length ? "prompts" : undefined}
+            aria-activedescendant={suggestions.found.length ? suggestionId(suggestions.chosen) : undefined}
             onInput={(event) => {
               setDraftText(place, event.currentTarget.value);
               fit();
@@ -195,6 +206,7 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
               attach(files);
             }}
             onKeyDown={(event) => {
+              if (suggestions.handleKey(event)) return;
               if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
               else if (event.key === "Escape" && busy) onStop();
             }}

@@ -2,6 +2,7 @@ import { useRef } from "preact/hooks";
 import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { streaming } from "./answer";
+import { AnswerChoice, answersToChoose } from "./AnswerChoice";
 import { useAutoscroll } from "./autoscroll";
 import { MessageView } from "./MessageView";
 import { current, isLoaded, messages, shownPath } from "./store";
@@ -29,7 +30,9 @@ export function MessageList() {
       >
         <div ref={content} class="messages-content">
           {!path.length && isLoaded.value && <Welcome />}
-          {path.map((message) => {
+          {path.map((message, index) => {
+            const choices = index === path.length - 1 ? answersToChoose(messages.value, message) : [];
+            if (choices.length) return <AnswerChoice key={message.parent} answers={choices} />;
             const now = streaming.value.get(message.id);
             return (
               <MessageView

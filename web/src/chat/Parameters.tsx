@@ -42,7 +42,7 @@ export function Parameters({ all, readError, values, onChange, onReset, children
   );
   return (
     <section class="parameters" aria-label={t.parameters}>
-      {!all.length && <p class="hint">{readError ? t.notLoaded(readError) : labels.value.common.loading}</p>}
+      {!all.length && <p class="hint">{readError || labels.value.common.loading}</p>}
       <div class="common">{commonParameters(all).map(field)}</div>
       {children}
       <div class="row">

@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { modelFor } from "../api/server";
+import { isModelLoaded, modelFor } from "../api/server";
 import { labels } from "../text";
 import { ToolSettings } from "../tools/ToolSettings";
 import { Icon } from "../ui/Icon";
@@ -7,7 +7,9 @@ import { useDraft } from "../ui/draft";
 import { JsonField } from "./JsonField";
 import { Parameters } from "./Parameters";
 import { parameters, readParameters } from "./parameters";
-import type { Settings } from "./settings";
+import { PreferenceFields } from "./PreferenceFields";
+import { PresetPicker } from "./PresetPicker";
+import { NO_SETTINGS, type Settings } from "./settings";
 import { changeSettings, shownSettings } from "./store";
 
 interface Props {
@@ -30,10 +32,11 @@ export function SettingsPanel({
   const t = labels.value.settings;
   const model = modelFor(settings.model);
   const [readError, setReadError] = useState("");
+  const isLoaded = isModelLoaded(model);
   useEffect(() => {
-    setReadError("");
-    readParameters(model).catch((error: Error) => setReadError(error.message));
-  }, [model]);
+    setReadError(isLoaded ? "" : t.modelNotLoaded);
+    if (isLoaded) readParameters(model).catch((error: Error) => setReadError(t.notLoaded(error.message)));
+  }, [model, isLoaded]);
   const [resets, setResets] = useState(0);
   const system = useDraft(settings.system, (text) => onChange({ system: text }));
   const probs = useDraft(settings.probs, (text) => onChange({ probs: Math.max(0, Math.trunc(Number(text) || 0)) }));
@@ -69,6 +72,7 @@ export function SettingsPanel({
           </button>
         )}
       </div>
+      {chat && <PresetPicker settings={settings} onChoose={(preset) => onChange({ ...NO_SETTINGS, ...preset })} />}
       {chat && (
         <label>
           {t.systemPrompt}
@@ -92,6 +96,7 @@ export function SettingsPanel({
       >
         {chat && <ToolSettings settings={settings} onChange={onChange} />}
       </Parameters>
+      {chat && <PreferenceFields />}
     </aside>
   );
 }

@@ -1,5 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address } from "../shell/route";
+import { isHelpOpen } from "../shell/shortcuts";
 import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
@@ -110,6 +111,9 @@ function Foot({ onSelect }: { onSelect: () => void }) {
       </button>
       <button class="quiet small" type="button" onClick={() => file.current?.click()}>
         {t.import}
+      </button>
+      <button class="quiet small keys-only" type="button" onClick={() => (isHelpOpen.value = true)}>
+        {t.shortcuts}
       </button>
       <input
         ref={file}

@@ -69,3 +69,8 @@ export async function continueAnswer(message: Message): Promise<void> {
 export async function showVersion(message: Message): Promise<void> {
   await updateConversation({ leaf: newestLeaf(messages.value, message.id) });
 }
+
+/** Go on with one of several answers. The others stay as versions. */
+export async function chooseAnswer(chosen: Message, answers: readonly Message[]): Promise<void> {
+  for (const { group: _, ...message } of answers) await saveMessage(message, { leaf: message.id === chosen.id });
+}

@@ -97,16 +97,21 @@ async function asMessage(message: Message): Promise<Record<string, unknown>> {
   return plain;
 }
 
+/** Return the messages of a request, with the system prompt. */
+export async function chatMessages({ system }: Settings, messages: readonly Message[]): Promise<Record<string, unknown>[]> {
+  const first = system.trim() ? [{ role: "system", content: system }] : [];
+  return [...first, ...(await Promise.all(messages.map(asMessage)))];
+}
+
 /**
  * Request the answer to `messages`, or the continuation of the last message if it is the model's own. Returns when the
  * answer has ended or `signal` aborts it. Throws ApiFailure, and Error for settings that are not JSON.
  */
 export async function generate({ messages, settings, serverTools, signal, onUpdate }: GenerateOptions): Promise<Answer> {
-  const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const body = {
     ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
     ...requestFields(settings, serverTools),
-    messages: [...system, ...(await Promise.all(messages.map(asMessage)))],
+    messages: await chatMessages(settings, messages),
     stream: true,
     return_progress: true,
     timings_per_token: true,

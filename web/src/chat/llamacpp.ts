@@ -1,13 +1,9 @@
 // Conversations that the page of llama.cpp's server exports: JSON lines, in older versions one JSON value.
-type Fields = Record<string, unknown>;
+import { type Fields, isFields } from "./foreign";
 
 interface Session {
   conv: Fields;
   messages: Fields[];
-}
-
-function isFields(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** Return conversations in the form of this page, not yet validated; null if the file has another format. */

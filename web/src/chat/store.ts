@@ -75,8 +75,8 @@ async function loadMessages(id: string): Promise<void> {
   isLoaded.value = true;
 }
 
-/** Return the first words of a message. */
-function titleOf(message: string): string {
+/** Return the first words of a message, the first title of its conversation. */
+export function titleOf(message: string): string {
   const line = message.replace(/\s+/g, " ").trim();
   if (line.length <= TITLE_LENGTH) return line || labels.value.chat.newChat;
   const cut = line.slice(0, TITLE_LENGTH);

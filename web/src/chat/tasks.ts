@@ -10,6 +10,7 @@ export interface Task {
 
 const tasks = signal<readonly Task[]>([]);
 const idleListeners = new Set<(conversation: string) => void>();
+const busyListeners = new Set<() => void>();
 
 /** Run work that belongs to a conversation, by default the current one. */
 export async function runTask(
@@ -17,6 +18,7 @@ export async function runTask(
   conversation: string | null = current.value?.id ?? null,
 ): Promise<void> {
   const task: Task = { conversation, abort: new AbortController() };
+  for (const listen of busyListeners) listen();
   tasks.value = [...tasks.value, task];
   try {
     await run(task.abort.signal, task);
@@ -24,6 +26,11 @@ export async function runTask(
     tasks.value = tasks.value.filter((one) => one !== task);
   }
   if (task.conversation && !isBusy(task.conversation)) for (const listen of idleListeners) listen(task.conversation);
+}
+
+/** Call `listen` before work begins. */
+export function onBusy(listen: () => void): void {
+  busyListeners.add(listen);
 }
 
 /** Name the conversation of a task that created it. */

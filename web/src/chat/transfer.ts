@@ -1,8 +1,10 @@
 // Export and import of conversations. A picture or sound becomes a `data:` URI.
 import { toDataUri } from "../media/dataUri";
 import { labels } from "../text";
+import { fromChatGpt } from "./chatgpt";
 import { fileText } from "./generate";
 import { fromLlamaCpp } from "./llamacpp";
+import { fromOpenWebUi } from "./openwebui";
 import { addConversations, conversations, messagesOf, newId } from "./store";
 import { type Attachment, type Conversation, isMedia, type Message, path } from "./tree";
 import { explainStorage } from "./unsaved";
@@ -41,11 +43,13 @@ export async function exportConversations(ids: readonly string[]): Promise<Expor
   };
 }
 
-/** Return the conversations in a file of this page or of llama.cpp's, not yet validated. */
+/** Return the conversations in a file of this page or of another program, not yet validated. */
 function parse(text: string): unknown[] {
-  const found = fromLlamaCpp(text);
-  if (found) return found;
+  const lines = fromLlamaCpp(text);
+  if (lines) return lines;
   const content = JSON.parse(text) as Partial<ExportFile> | null;
+  const found = fromChatGpt(content) ?? fromOpenWebUi(content);
+  if (found) return found;
   if (content?.format !== "llamado-conversations" || content.version !== 1 || !Array.isArray(content.conversations)) {
     throw new Error(labels.value.chat.notChats);
   }
@@ -67,7 +71,7 @@ function withNewIds(conversation: Conversation, originals: readonly Message[]): 
   const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
   const id = newId();
   return {
-    conversation: { ...conversation, id, leaf: newIdOf(conversation.leaf) },
+    conversation: { ...conversation, id, title: conversation.title || labels.value.chat.newChat, leaf: newIdOf(conversation.leaf) },
     messages: originals.map((message) => ({
       ...message,
       id: newIdOf(message.id)!,
@@ -100,8 +104,8 @@ function messageAsMarkdown({ role, model, content, attachments = [], toolCalls =
 }
 
 /**
- * Import the text of a file made by `exportConversations` or by the page of llama.cpp's server. Return the number of
- * conversations. Throws a SyntaxError for text that is not JSON, and an Error for any other file.
+ * Import the text of a file made by `exportConversations`, the page of llama.cpp's server, Open WebUI or ChatGPT. Return
+ * the number of conversations. Throws a SyntaxError for text that is not JSON, and an Error for any other file.
  */
 export async function importConversations(text: string): Promise<number> {
   const copies = parse(text).map(copy);

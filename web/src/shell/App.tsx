@@ -4,13 +4,16 @@ import { checkHealth, health, isRouter, models, props, watchServer } from "../ap
 import { displayText } from "../markdown/displayText";
 import { labels } from "../text";
 import { IconButton } from "../ui/IconButton";
+import { Lazy } from "../ui/Lazy";
 import { Notices } from "../ui/Notices";
 import { KeyDialog } from "./KeyDialog";
 import { LanguagePicker } from "./LanguagePicker";
 import { Logo } from "./Logo";
 import { Navigation, Tabs } from "./Navigation";
 import { route } from "./route";
+import { isHelpOpen, useShortcuts } from "./shortcuts";
 import { theme, type Theme } from "./theme";
+import { viewTitle } from "./title";
 import { findView, type View } from "./views";
 
 const NEXT: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
@@ -92,13 +95,16 @@ function ViewHost({ view }: { view: View }) {
   return <Component />;
 }
 
+const loadShortcuts = async () => (await import("./ShortcutSheet")).ShortcutSheet;
+
 export function App() {
   const t = labels.value.shell;
   useEffect(watchServer, []);
   const { group, view } = findView(route.value[0]);
   useEffect(() => {
-    document.title = `${t.views[view.id]} · llamado`;
+    viewTitle.value = t.views[view.id];
   }, [view, t]);
+  useShortcuts({ "?": () => (isHelpOpen.value = true) });
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
@@ -122,6 +128,7 @@ export function App() {
         <ViewHost view={view} />
       </main>
       <KeyDialog />
+      {isHelpOpen.value && <Lazy load={loadShortcuts} />}
       <Notices />
     </>
   );

@@ -1,0 +1,28 @@
+// Prompt library: saved texts that the user inserts into messages by name.
+import { signal } from "@preact/signals";
+import { persistentSignal } from "../ui/persistent";
+
+export interface SavedPrompt {
+  name: string;
+  text: string;
+}
+
+export const prompts = persistentSignal<readonly SavedPrompt[]>("prompts", []);
+export const isLibraryOpen = signal(false);
+
+/** Replace a prompt, or add one if `before` is undefined. A prompt with the same name is replaced too. */
+export function savePrompt(before: string | undefined, prompt: SavedPrompt): void {
+  const others = prompts.value.filter((one) => one.name !== before && one.name !== prompt.name);
+  prompts.value = [...others, prompt].sort((a, b) => a.name.localeCompare(b.name));
+}
+
+export function removePrompt(name: string): void {
+  prompts.value = prompts.value.filter((one) => one.name !== name);
+}
+
+/** Return the prompts whose name contains what follows the slash in a draft such as "/tra"; none for other drafts. */
+export function suggestPrompts(draft: string): SavedPrompt[] {
+  const typed = /^\/([^\n]{0,40})$/.exec(draft)?.[1]?.toLocaleLowerCase();
+  if (typed === undefined) return [];
+  return prompts.value.filter((one) => one.name.toLocaleLowerCase().includes(typed));
+}
