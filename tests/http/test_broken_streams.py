@@ -93,3 +93,37 @@ def test_a_complete_stream_passes_unchanged() -> None:
 def test_an_event_too_long_to_buffer_is_ended_before_the_error() -> None:
     *parts, last = stream_parts("text/event-stream", "/v1/completions", b"data: " + b"x" * (_LONGEST_EVENT + 10))
     assert last.startswith(b"\n\ndata: ") and len(b"".join(parts)) > _LONGEST_EVENT
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_a_stream_of_a_process_that_shuts_down_ends_with_an_error(path: str) -> None:
+    """The request's task is cancelled at the end of the grace period."""
+    event, kind = (b'{"a": 1}\n', b"application/x-ndjson") if path == "/api/chat" else (EVENT, b"text/event-stream")
+    sent: list[Any] = []
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind)
+        writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+        await asyncio.Event().wait()
+
+    async def ask(pool: Pool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message.get("body") == event:
+                task.cancel()
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
+        with pytest.raises(asyncio.CancelledError):
+            async with Exchange(scope, receive, send, b"{}", forward_key=False) as exchange:
+                await exchange.deliver(await exchange.forward(pool, path.encode(), b""))
+        task.uncancel()
+
+    asyncio.run(run_against(write, ask))
+    assert b"".join(message["body"] for message in sent[1:-1]) == event
+    assert b"the server is shutting down" in sent[-1]["body"] and not sent[-1]["more_body"]

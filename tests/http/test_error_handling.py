@@ -69,6 +69,6 @@ def test_disconnected_clients_get_no_response() -> None:
 def test_cancelled_requests_get_a_response_only_at_shutdown() -> None:
     with pytest.raises(asyncio.CancelledError):
         messages_sent(asyncio.CancelledError())
-    start, _ = messages_sent(asyncio.CancelledError(), ending=lambda: True)
-    assert start["status"] == 503 and (b"retry-after", b"2") in start["headers"]
-    assert len(messages_sent(asyncio.CancelledError(), started=True, ending=lambda: True)) == 1
+    start, _ = messages_sent(asyncio.CancelledError(), is_ending=lambda: True)
+    assert start["status"] == 503 and (b"retry-after", b"5") in start["headers"]
+    assert len(messages_sent(asyncio.CancelledError(), started=True, is_ending=lambda: True)) == 1

@@ -24,7 +24,6 @@ from llamado.http.monitoring import logs
 from llamado.http.sockets import listen
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
-from llamado.server import run
 from llamado.server.model import ServedModel
 from llamado.server.run import serve
 from llamado.server.settings import Settings
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         return replace(served(engine), close=engine.close)
 
     if "grace" in options:
-        run.GRACE = connections.GRACE = int(options["grace"])
+        connections.GRACE = int(options["grace"])
     sockets = listen(("127.0.0.1",), 0)
     Path(port_file).write_text(str(sockets[0].getsockname()[1]))
     most = options.get("connections")

@@ -130,7 +130,7 @@ def test_requests_while_the_last_answers_finish_get_503(fake_server: Start) -> N
     for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
-        assert answer.json()["error"]["message"] == "the server is shutting down"
+        assert answer.json()["error"]["message"].startswith("the server is shutting down")
     assert len(events(text)) == 51 and process.wait(60) == 0
 
 
@@ -148,22 +148,65 @@ def test_an_unfinished_answer_ends_with_an_error(fake_server: Start) -> None:
     assert "shutting down" in text.strip().splitlines()[-1], text[-200:]
     assert process.wait(60) == 0
     log = process.log()
-    assert "1 answer(s) unfinished after 2 s; ending them with an error" in log
+    assert "1 request(s) unfinished; ending them with an error" in log
     assert "error:" not in log and "went away" not in log
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once(fake_server: Start) -> None:
-    process, url = fake_server("delay=0.5")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_without_a_first_token_gets_503(fake_server: Start, stream: bool) -> None:
+    """The engine is busy with a long step, so that it cannot end the answer itself."""
+    process, url = fake_server("delay=600", "grace=1")
     wait_ready(url)
-    with (
-        pytest.raises(httpx.HTTPError),
-        httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}, timeout=60) as response,
-    ):
-        for i, _ in enumerate(response.iter_text()):
-            if i < 2:
+    with ThreadPoolExecutor() as pool:
+        body = {"prompt": "a", "stream": stream}
+        answer = pool.submit(httpx.post, f"{url}/completion", json=body, timeout=GUARD)
+        until(lambda: any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()))
+        process.send_signal(signal.SIGTERM)
+        assert answer.result().status_code == 503 and answer.result().headers["retry-after"] == "5"
+    assert process.wait(60) == 0
+    log = process.log()
+    assert "error:" not in log and "went away" not in log
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+STOPPED = "the server is shutting down: send the request again when it is back"
+OPENAI = {"error": {"code": 503, "message": STOPPED, "type": "unavailable_error"}}
+LAST_EVENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/completion": ({"prompt": "a"}, OPENAI),
+    "/v1/completions": ({"prompt": "a"}, OPENAI),
+    "/v1/chat/completions": ({"messages": MESSAGES}, OPENAI),
+    "/v1/messages": (
+        {"messages": MESSAGES, "max_tokens": 9000},
+        {"type": "error", "error": {**OPENAI["error"], "type": "overloaded_error"}},
+    ),
+    "/v1/responses": ({"input": "a"}, {"type": "error", "message": STOPPED}),
+    "/api/chat": ({"model": "fake", "messages": MESSAGES}, {"error": STOPPED}),
+    "/api/generate": ({"model": "fake", "prompt": "a"}, {"error": STOPPED}),
+}
+"""Request and last event of a stream that the server ends, by path."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LAST_EVENTS)
+def test_a_second_signal_ends_answers_with_an_error(fake_server: Start, path: str) -> None:
+    """In the format of each API; the log has one line for the request and no traceback."""
+    fields, expected = LAST_EVENTS[path]
+    process, url = fake_server("delay=0.05", "tokens=9000")
+    wait_ready(url)
+    lines = []
+    with httpx.stream("POST", f"{url}{path}", json={**fields, "stream": True}, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.strip():
+                lines.append(line)
+            if len(lines) in (12, 13):
                 process.send_signal(signal.SIGINT)
-    process.wait(GUARD)
+    last = json.loads(lines[-1].removeprefix("data: "))
+    assert expected.items() <= last.items()
+    assert process.wait(60) == 0
+    log = process.log()
+    assert [line.endswith(STOPPED) for line in log.splitlines() if f"POST {path} " in line] == [True]
+    assert "error:" not in log and "went away" not in log
 
 
 @pytest.mark.slow

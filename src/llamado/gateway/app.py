@@ -79,7 +79,7 @@ class Gateway:
         return [ApiRoute(*route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await handle_errors(self.routes.app, scope, receive, send, log, ending=lambda: self.ending)
+        await handle_errors(self.routes.app, scope, receive, send, log, is_ending=lambda: self.ending)
 
     async def close(self) -> None:
         """Close all replicas and save the quotas."""

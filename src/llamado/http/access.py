@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from llamado.http.answer import App, Receive, Scope, Send, answer, error_response
 from llamado.http.bodies import MAX_BODY, Body, BodyBudget
-from llamado.http.errors import ApiError, not_found
+from llamado.http.errors import ApiError, not_found, shutting_down
 
 LIVE = frozenset({"/livez", "/healthz"})
 """Liveness probes. They are answered while the model loads and during shutdown, too."""
@@ -28,7 +28,6 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1; TRACE is not s
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # Headers by which proxies name the original client.
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
-_DRAIN_SECONDS = 5
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]*))(?::[0-9]*)?")
 """A host name and an optional port (RFC 9110, 7.2)."""
 
@@ -192,8 +191,7 @@ class Access:
             await answer(send, unready[1], unready[0])
             return
         if self.draining and not live:
-            error = ApiError("unavailable_error", "the server is shutting down", retry_after=_DRAIN_SECONDS)
-            await error_response(error, path, close=True)(scope, receive, send)
+            await error_response(shutting_down(), path, close=True)(scope, receive, send)
             return
         if self._keys and path not in self._paths.public and not key_is_valid(headers, self._keys):
             await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from llamado.errors import LlamadoError
-from llamado.http.errors import ApiError, ClientDisconnected, error_body, unexpected
+from llamado.http.errors import ApiError, ClientDisconnected, error_body, shutting_down, unexpected
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -47,7 +47,25 @@ async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-_RETRY_AFTER = 2  # seconds
+async def end_if_cancelled(app: App, scope: Scope, receive: Receive, send: Send, is_ending: Callable[[], bool]) -> None:
+    """Run an application; send 503 if its task is cancelled before its response when the process `is_ending`.
+
+    Streams of answers end with an error event by themselves.
+    """
+    is_started = False
+
+    async def track(message: Any) -> None:
+        nonlocal is_started
+        is_started = True
+        await send(message)
+
+    try:
+        await app(scope, receive, track)
+    except asyncio.CancelledError:
+        if not is_ending():
+            raise
+        if not is_started:
+            await error_response(shutting_down(), scope["path"], close=True)(scope, receive, send)
 
 
 async def handle_errors(
@@ -58,12 +76,11 @@ async def handle_errors(
     log: logging.Logger,
     *,
     translate: Callable[[Exception], ApiError] = unexpected,
-    ending: Callable[[], bool] = lambda: False,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run an application and send an error response for an exception, unless the response has started.
 
-    Exceptions other than LlamadoError are logged with their traceback. `ending`: returns True if cancelled requests
-    have already had the grace period of a shutdown.
+    Exceptions other than LlamadoError are logged with their traceback. `is_ending`: see `end_if_cancelled`.
     """
     started = False
 
@@ -73,12 +90,8 @@ async def handle_errors(
         await send(message)
 
     try:
-        await app(scope, receive, track_start)
+        await end_if_cancelled(app, scope, receive, track_start, is_ending)
         return
-    except asyncio.CancelledError:
-        if not ending():
-            raise
-        fault = ApiError("unavailable_error", "the process is shutting down", retry_after=_RETRY_AFTER)
     except ClientDisconnected:
         return
     except Exception as error:

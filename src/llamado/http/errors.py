@@ -22,6 +22,9 @@ STATUS = {
 }
 
 
+_RESTART_SECONDS = 5  # in `Retry-After` during shutdown
+
+
 class ApiError(LlamadoError):
     """A request fails with an error body. `extra`: further fields of it.
 
@@ -133,6 +136,12 @@ def not_supported(message: str) -> ApiError:
 def not_found() -> ApiError:
     """Return 404: the path, or the method on it, does not exist."""
     return ApiError("not_found_error", "File Not Found")
+
+
+def shutting_down() -> ApiError:
+    """Return 503: the process is shutting down, and neither begins nor continues answers."""
+    message = "the server is shutting down: send the request again when it is back"
+    return ApiError("unavailable_error", message, retry_after=_RESTART_SECONDS)
 
 
 def loading() -> ApiError:

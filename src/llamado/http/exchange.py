@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.errors import ApiError, error_body, error_event
+from llamado.http.errors import ApiError, error_body, error_event, shutting_down
 from llamado.http.streams import disconnected
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
@@ -280,6 +280,10 @@ class Exchange:
             if before_end is not None:
                 await before_end()
             await self._send({"type": "http.response.body", "body": first, "more_body": False})
+        except asyncio.CancelledError:
+            if self.started and not self.disconnected:
+                await self._end_with(shutting_down())
+            raise
         finally:
             self.drop()
 
@@ -301,15 +305,18 @@ class Exchange:
         `upstream`: the lost upstream. The error has the format of the API that was called.
         """
         log.warning("%s: lost in the middle of an answer (path=%s): %s", upstream, self._path, error)
-        error_info = ApiError("server_error", f"{upstream} ended in the middle of its answer: {error}")
+        await self._end_with(ApiError("server_error", f"{upstream} ended in the middle of its answer: {error}"))
+
+    async def _end_with(self, error: ApiError) -> None:
+        """End a stream by an error event, and other bodies without their end."""
         if self._stream:
             numbers = _SEQUENCE_NUMBER.findall(self._last)
-            event = error_event(error_info, self._path, int(numbers[-1]) + 1 if numbers else 0)
+            event = error_event(error, self._path, int(numbers[-1]) + 1 if numbers else 0)
             if not self._last.endswith((b"\n\n", b"\r\n\r\n")):
                 event = b"\n\n" + event  # an event too long to be buffered was cut in two
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         elif self._lines:
             abort = b"" if self._last.endswith(b"\n") else b"\n"
-            last = abort + error_body(error_info, self._path) + b"\n"
+            last = abort + error_body(error, self._path) + b"\n"
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
         # Other bodies: the server closes the connection. The client notices the missing length or last chunk.

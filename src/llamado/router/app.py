@@ -143,7 +143,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(
-            self.routes.app, scope, receive, send, log, translate=translate, ending=lambda: self._streams.closed
+            self.routes.app, scope, receive, send, log, translate=translate, is_ending=lambda: self._streams.closed
         )
 
     def end_streams(self) -> None:

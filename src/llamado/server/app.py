@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, PRIVILEGED, Access, AccessPaths
-from llamado.http.answer import error_response, json_response
+from llamado.http.answer import end_if_cancelled, error_response, json_response
 from llamado.http.bodies import MAX_BODY, MAX_MEDIA_BODY
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
@@ -90,7 +90,7 @@ class ServerApp:
         public = HEALTH | MEMBER_PATHS | frozenset(START_PATHS) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
         self.access = Access(
-            self._awake,
+            self._until_shutdown,
             state.access,
             self._prefix,
             AccessPaths(public=public, guarded=guarded),
@@ -128,6 +128,9 @@ class ServerApp:
             if span is not None and state.tracing is not None:
                 state.tracing.end(span, record, record.route, state.served.info.name if state.served else "")
             current.reset(token)
+
+    async def _until_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await end_if_cancelled(self._awake, scope, receive, send, lambda: self.access.draining)
 
     async def _awake(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the routes; first wake the model if the endpoint needs it."""

@@ -19,7 +19,7 @@ import uvicorn
 from llamado.errors import LlamadoError
 from llamado.http.access import busy_app
 from llamado.http.answer import Scope
-from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
+from llamado.http.connections import HEADER_SECONDS, ConnectionLimits, configure
 from llamado.http.running import ServerFile, announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
@@ -40,26 +40,16 @@ log = logging.getLogger("llamado.server")
 Report = Callable[[float, str], None]
 Load = Callable[[Settings, Report], ServedModel]
 
-_ERROR_SECONDS = 1.0
-"""Seconds before the end of the grace period in which unfinished answers end with an error."""
-
 PARENT = "LLAMADO_PARENT_FD"
 """Environment variable with the read end of a pipe from the parent process, which closes when the parent ends."""
 
 
 class _Server(GracefulServer):
-    """uvicorn with watcher tasks, an error for unfinished answers, and a second signal that stops at once."""
+    """uvicorn with watcher tasks, and an end when the parent process ends."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        watchers: Callable[[], list[Coroutine[None, None, None]]],
-        cut_off: Callable[[], None],
-    ) -> None:
-        """`cut_off` ends all running answers with an error; it may take a forward pass."""
+    def __init__(self, config: uvicorn.Config, watchers: Callable[[], list[Coroutine[None, None, None]]]) -> None:
         super().__init__(config)
         self._watchers = watchers
-        self._cut_off = cut_off
         self._watching: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -79,18 +69,7 @@ class _Server(GracefulServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._watching:
             task.cancel()
-        late = asyncio.ensure_future(self._end_late_answers())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            late.cancel()
-
-    async def _end_late_answers(self) -> None:
-        """End answers that are not finished in time with an error, instead of a broken connection."""
-        await asyncio.sleep(GRACE - _ERROR_SECONDS)
-        if count := len(self.server_state.tasks):
-            log.warning("shutdown: %d answer(s) unfinished after %d s; ending them with an error", count, GRACE)
-            await asyncio.to_thread(self._cut_off)
+        await super().shutdown(sockets)
 
     def _watch_parent(self, text: str) -> None:
         """Shut down when the other end of the pipe is closed, which happens however the parent ends."""
@@ -123,7 +102,8 @@ class _Server(GracefulServer):
         self.should_exit = True
         count = len(self.server_state.tasks)
         if count:
-            log.info("shutdown: finishing %d answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
+            seconds = self.config.timeout_graceful_shutdown
+            log.info("shutdown: finishing %d request(s), up to %d s; interrupt again to end them", count, seconds)
 
 
 def _load(
@@ -214,17 +194,7 @@ def serve(
         state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
         return [*always, state.sleep.watch()]
 
-    closing, closed = threading.Lock(), False
-
-    def close() -> None:
-        """End all answers and free the model, once; a concurrent second call waits for the first."""
-        nonlocal closed
-        with closing:
-            if state.served is not None and not closed:
-                closed = True
-                state.served.close(0.0)
-
-    server = _Server(config, watchers, close)
+    server = _Server(config, watchers)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
     for address in addresses:
         log.info("server listening on %s", address)
@@ -246,8 +216,9 @@ def serve(
         lan.close()
     if state.tracing is not None:
         state.tracing.close()
-    close()
-    if state.served is None and loader.is_alive():
+    if state.served is not None:
+        state.served.close(0.0)
+    elif loader.is_alive():
         # The loader may be inside native code, which cannot be interrupted.
         log.info("ended")
         _leave(code)

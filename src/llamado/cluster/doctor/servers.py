@@ -217,7 +217,7 @@ def _unhealthy(server: _Server, response: httpx.Response, message: str) -> Findi
         lost = worker if error["worker"] is None else error["worker"]
         if lost is not None:
             return _worker_lost(server, "worker-lost", lost, message)
-        if message.endswith("is shutting down"):
+        if "is shutting down" in message:
             return finding("ended", where, message)
         if replicas := _named_replicas(response):
             return _replicas_missing(where, replicas)

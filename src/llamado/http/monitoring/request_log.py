@@ -52,7 +52,7 @@ class Record:
     route: str = ""
     """Route path; "" if no route matched."""
     reason: str = ""
-    """Reason of a refusal."""
+    """Reason of a refusal or an interruption."""
     n_prompt: int = 0
     prompt_tokens: int = 0
     """Prompt tokens, each prompt counted once regardless of its number of outputs."""
@@ -83,15 +83,15 @@ class Record:
         """Tokens that the client is charged for."""
         return self.prompt_tokens + self.n_predicted
 
-    def cancelled(self, n_prompt: int, n_predicted: int) -> None:
-        """Add an output that was cancelled before it was complete."""
+    def cut_short(self, n_prompt: int, n_predicted: int, *, by_client: bool) -> None:
+        """Add an output that ended before it was complete. `by_client`: its client disconnected."""
         self.n_prompt += n_prompt
         self.n_predicted += n_predicted
-        self.stops += ("cancelled",)
+        self.stops += ("cancelled" if by_client else "interrupted",)
 
     @property
     def was_cancelled(self) -> bool:
-        """True if an output was cancelled."""
+        """True if the client disconnected before an output was complete."""
         return "cancelled" in self.stops
 
 

@@ -19,6 +19,7 @@ from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
+from llamado.http.errors import shutting_down
 from llamado.http.monitoring.request_log import current
 from llamado.http.streams import disconnected
 from llamado.server.errors import ApiError, translate
@@ -229,7 +230,7 @@ class Generation:
             record.prompt_tokens += sum(prompts.values())
         for i, request in enumerate(self.requests):
             if i not in self._ended and self.tasks:
-                record.cancelled(len(request.prompt), self._n_tokens[i])
+                record.cut_short(len(request.prompt), self._n_tokens[i], by_client=self.gone)
 
     def receive(self, events: Sequence[tuple[int, Event]]) -> None:
         """Write events with the sink if it can, else wake the task that reads them; event loop only."""
@@ -397,10 +398,22 @@ class EventStream(Response):
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            if started and not generation.gone:
+                await send({"type": "http.response.body", "body": self._interrupted(), "more_body": False})
+            raise
         finally:
             generation.sink = None
             ping.stop()
             generation.close()
+
+    def _interrupted(self) -> bytes:
+        """Return the last message of a stream whose task was cancelled, which happens at shutdown only."""
+        error = shutting_down()
+        record = current.get()
+        if record is not None:
+            record.reason = error.message
+        return self._format.error(error)
 
     def _write_at_once(self, events: Sequence[tuple[int, Event]]) -> bool:
         """Write tokens without waking this response's task, which would cost several times as much for each token.

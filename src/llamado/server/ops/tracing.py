@@ -101,7 +101,8 @@ class RequestTracer:
             }
             if record.stops:
                 attributes["gen_ai.response.finish_reasons"] = [
-                    {"limit": "length", "cancelled": "cancelled"}.get(stop, "stop") for stop in record.stops
+                    {"limit": "length", "cancelled": "cancelled", "interrupted": "error"}.get(stop, "stop")
+                    for stop in record.stops
                 ]
             if record.first_token is not None:
                 attributes["gen_ai.response.time_to_first_chunk"] = record.first_token - record.began
