@@ -147,6 +147,8 @@ def test_local_backend_answers_like_the_library(llama: LoadedModel) -> None:
     pieces, stats = spoken(backend, n_predict=12, seed=4)
     assert "".join(one.text for one in pieces) == llama.chat(HELLO, n_predict=12, seed=4)
     assert stats.n_predicted == 12 and stats.cut and stats.tokens_per_second
+    so_far = [one.so_far.n_predicted for one in pieces if one.so_far]
+    assert so_far == sorted(so_far, key=int) and so_far[-1] in (11, 12), "counted for an answer that is stopped"
     _, again = spoken(backend, n_predict=12, seed=4)
     assert again.n_cached and again.n_prompt == stats.n_prompt
 

@@ -25,7 +25,7 @@ from tiny_models import make_llama
 
 from llamado.commands import cli
 from llamado.commands.chat import run
-from llamado.commands.chat.backend import AnswerPiece, AnswerStats
+from llamado.commands.chat.backend import AnswerPiece, AnswerStats, partial_stats
 from llamado.commands.chat.conversation import SETTABLE, Chat
 from llamado.commands.chat.keyboard import CommandCompleter, PromptReader, is_open, unfenced
 from llamado.commands.chat.markdown import MarkdownScreen, _Tail, blocks
@@ -144,6 +144,23 @@ def test_stopped_answer_is_kept_in_part(backend: FakeBackend) -> None:
     handle("three")
     assert backend.asked[2] == [user("one"), assistant("answer "), user("three")]
     assert backend.ended == 3, "each answer is closed"
+
+
+def test_statistics_count_a_stopped_answer() -> None:
+    class Stopped:
+        name, notes = "fake", ()
+
+        def answer(self, messages: Any, settings: Any) -> Generator[AnswerPiece, None, AnswerStats]:
+            for n in (1, 2):
+                yield AnswerPiece("word ", so_far=partial_stats(n, 1.0, 2.0, n_prompt=7))
+            raise KeyboardInterrupt
+
+        def close(self) -> None: ...
+
+    handle = RecordedSession(Stopped())
+    handle("one")
+    said = handle("/stats")
+    assert said[1] == "messages: 2, answers: 1, generated tokens: 2" and said[3] == "last prompt: 7 tokens"
 
 
 def test_failed_answer_leaves_the_conversation_unchanged(backend: FakeBackend) -> None:

@@ -105,7 +105,7 @@ def test_stopped_answer_is_kept(terminal: Open, tmp_path: Path) -> None:
     one.until("Ctrl-D or /exit quits")
     one.prompt()
     one.type("/stats\r")
-    one.until("messages: 2, answers: 0")
+    one.until("messages: 2, answers: 1, generated tokens: [1-9]")
     one.prompt()
     one.type("/set n_predict 4\r")
     one.until("n_predict = 4")
@@ -114,7 +114,7 @@ def test_stopped_answer_is_kept(terminal: Open, tmp_path: Path) -> None:
     one.until("4 tokens")
     one.prompt()
     one.type("/stats\r")
-    one.until("messages: 4, answers: 1")
+    one.until("messages: 4, answers: 2")
     one.type("\x04")
     assert one.exit_code() == 0
 

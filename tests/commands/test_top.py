@@ -24,6 +24,7 @@ from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.top import gateway, screen, top
+from llamado.commands.top.table import FittingTable
 from llamado.commands.top.view import View
 
 DEVICE = {
@@ -195,6 +196,22 @@ def test_replicas_of_a_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert json.loads(capsys.readouterr().out) == bodies["/gateway/status"]
     bodies.clear()
     assert cli.main(["top", "h:1", "--once"]) == 1 and "neither a server of one model" in capsys.readouterr().err
+
+
+def test_narrow_terminal_omits_columns() -> None:
+    """No name and no number is truncated: replicas at 60 columns, slots at 40."""
+    console = Console(width=60, record=True, file=io.StringIO())
+    long = {**REPLICA, "name": "http://replica-0.example.internal:8080", "models": ["smollm2-135m", "gemma3"]}
+    console.print(gateway.gateway_screen([long, AWAY], {"a": 12.0}, sort="requests/s"))
+    text = console.export_text()
+    heading = next(line for line in text.splitlines() if line.startswith("replica"))
+    assert heading.split() == ["replica", "state", "busy", "requests/s▼"] and "…" not in text and "3 of 4" in text
+    assert {"replica-0", "internal"} <= {*re.split(r"[/.:\s]+", text)}
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(screen.screen({**BODY, "devices": [], "events": []}, 0.0, SLOTS))
+    lines = console.export_text().splitlines()
+    assert "slot  state     prompt  generated" in [line.rstrip() for line in lines]
+    assert "   1  decoding      33         21" in [line.rstrip() for line in lines]
 
 
 def test_sort_replicas() -> None:
@@ -390,8 +407,8 @@ def test_any_response_can_be_shown() -> None:
         column = screen.COLUMNS[n % len(screen.COLUMNS)].name
         shown = screen.screen(cluster, 1e9, slots, counts, sort=column)
         for part in shown.renderables:
-            if isinstance(part, screen._Devices):
-                part._table(screen.COLUMNS)  # makes all cells; rendering takes long
+            if isinstance(part, FittingTable):
+                part.make(part.names, None)  # makes all cells; rendering takes long
             elif n % 4 == 0:  # printing takes long
                 console.print(part)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message
+from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message, partial_stats
 from llamado.engine.loaded_model import MOST_TOKENS, LoadedModel
 from llamado.library.media import ChatMedia
 from llamado.text.dialects import Conversation, Reasoning, prepare
@@ -33,14 +33,15 @@ class LocalBackend:
         if prepared.stops:
             options["stop"] = [*options.get("stop", llama.defaults.stop), *prepared.stops]
         reader = AnswerReader(prepared.parser(), prepared.given)
-        began, first = time.perf_counter(), None
+        began, first, n = time.perf_counter(), None, 0
         tokens, spans = media.prompt(prepared.prompt)
         events = llama.events(tokens, media=spans, **options)
         try:
             while True:
-                parts = reader.push(next(events).text)
-                first = first or time.perf_counter()
-                yield from _pieces(parts)
+                token = next(events)
+                parts = reader.push(token.text)
+                first, n = first or time.perf_counter(), n + len(token.tokens)
+                yield from _pieces(parts, partial_stats(n, began, first, len(tokens)))
         except StopIteration as end:
             result = end.value
             yield from _pieces(reader.finish())
@@ -59,5 +60,6 @@ class LocalBackend:
         self._llama.close()
 
 
-def _pieces(parts: Sequence[Any]) -> list[AnswerPiece]:
-    return [AnswerPiece(part.text, isinstance(part, Reasoning)) for part in parts if not isinstance(part, CallPart)]
+def _pieces(parts: Sequence[Any], so_far: AnswerStats | None = None) -> list[AnswerPiece]:
+    texts = [part for part in parts if not isinstance(part, CallPart)]
+    return [AnswerPiece(part.text, isinstance(part, Reasoning), so_far) for part in texts]

@@ -42,6 +42,7 @@ class MarkdownScreen:
                 while True:
                     check()
                     piece = next(answer)
+                    shown.so_far = piece.so_far
                     if piece.is_reasoning:
                         shown.reasoning += piece.text
                     else:

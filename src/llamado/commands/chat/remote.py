@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import orjson
 
-from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message
+from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message, partial_stats
 from llamado.engine.parameters import BY_NAME
 from llamado.errors import LlamadoError
 from llamado.loglines import escaped
@@ -71,7 +72,7 @@ class RemoteBackend:
             # The last name is OpenAI's.
             **{BY_NAME[name].names[-1]: _as_json(name, value) for name, value in settings.items()},
         }
-        began, first, result = time.perf_counter(), None, _StreamResult()
+        began, first, n, result = time.perf_counter(), None, 0, _StreamResult()
         stream = limits(_STREAM_BYTES, math.inf)
         try:
             with self._http.stream("POST", f"{self._base}/chat/completions", json=body, extensions=stream) as answer:
@@ -80,8 +81,8 @@ class RemoteBackend:
                     raise ServerRefused(_refusal(answer))
                 for event in _events(answer):
                     for piece in result.take(event):
-                        first = first or time.perf_counter()
-                        yield piece
+                        first, n = first or time.perf_counter(), n + 1  # servers send each token by itself
+                        yield dataclasses.replace(piece, so_far=partial_stats(n, began, first))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         return result.stats(began, first, time.perf_counter())

@@ -23,6 +23,8 @@ class ShownAnswer:
     reasoning: str = ""
     stats: AnswerStats | None = None
     """None if the user stopped the answer."""
+    so_far: AnswerStats | None = None
+    """Statistics up to the last piece, if the backend counts them."""
 
 
 class Screen(Protocol):
@@ -74,6 +76,7 @@ class PlainScreen:
             with interruptible() as check:
                 while True:
                     piece = next(answer)
+                    shown.so_far = piece.so_far
                     if piece.is_reasoning:
                         shown.reasoning += piece.text
                     else:

@@ -56,9 +56,9 @@ class ChatSession:
             return
         asked.add_turn(question, shown.text, shown.reasoning)
         self.chat.messages = asked.messages
-        if shown.stats is not None:
-            self.chat.answers.append(shown.stats)
-            if line := stats_line(shown.stats):
+        if (stats := shown.stats or shown.so_far) is not None:
+            self.chat.answers.append(stats)
+            if line := stats_line(stats):
                 self._say(line)
 
     def _run_command(self, text: str) -> None:

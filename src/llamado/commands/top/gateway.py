@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llamado.commands.top.table import FittingTable, add_column
+
 _COLORS = {"ready": "green", "busy": "green", "draining": "yellow", "loading": "yellow"}
 _TOKENS = "llamacpp:tokens_predicted_total"
 
@@ -46,6 +48,10 @@ CELLS: dict[str, tuple[Cell, Callable[[Replica], Any], bool]] = {
 """Columns by title: cell, sort key (numbers in descending order), and True for numbers."""
 
 
+_OPTIONAL = ("requests/s", "models", "requests", "tokens/s", "errors", "busy")
+"""Columns to omit on a narrow terminal, in this order."""
+
+
 class TokenRates:
     """Tokens per second of each replica, between two scrapes of the gateway."""
 
@@ -74,15 +80,19 @@ def gateway_screen(
     replicas: Sequence[Replica], rates: Mapping[str, float], *, sort: str = "", reverse: bool = False
 ) -> RenderableType:
     """Return the screen for `/gateway/status`. `rates`: tokens per second by replica, if known."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
     shown = list(replicas)
     if sort in CELLS:
         shown.sort(key=CELLS[sort][1], reverse=reverse)
-    for name, (_, _, number) in CELLS.items():
-        mark = ("▲" if reverse else "▼") if name == sort else ""
-        table.add_column(name + mark, justify="right" if number else "left", no_wrap=number)
-    for replica in shown:
-        table.add_row(*(cell(replica, rates.get(replica["name"])) for cell, _, _ in CELLS.values()))
+
+    def make(names: Sequence[str], width: int | None) -> Table:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in names:
+            mark = ("▲" if reverse else "▼") if name == sort else ""
+            add_column(table, name + mark, number=CELLS[name][2], wraps=not CELLS[name][2], width=width)
+        for replica in shown:
+            table.add_row(*(CELLS[name][0](replica, rates.get(replica["name"])) for name in names))
+        return table
+
     ready = sum(bool(replica["ready"]) for replica in replicas)
     at_work = sum(replica["in_flight"] for replica in replicas)
     rate = sum(replica["requests_per_second"] for replica in replicas)
@@ -92,4 +102,4 @@ def gateway_screen(
     )
     if rates:
         title.append(f"   {sum(rates.values()):.1f} tokens/s", "")
-    return Group(title, table)
+    return Group(title, FittingTable([*CELLS], [name for name in _OPTIONAL if name != sort], make))

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llamado.commands.top.table import FittingTable, add_column
 from llamado.outgoing import Maybe, fit
 
 _COLORS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
-_LAYERS_WIDTH = 16  # minimum terminal columns of the column `layers`
 Device = Mapping[str, Any]
 
 _TOKEN = {"total": 0.0, "compute": 0.0, "link": 0.0, "waiting": 0.0}
@@ -91,7 +91,7 @@ def screen(
     counted = {name: n for name, n in fit(requests, _REQUESTS).items() if n is not None}
     parts: list[RenderableType] = [_title(body)]
     if body["devices"]:
-        parts.append(_Devices(body["devices"], sort, reverse))
+        parts.append(_devices(body["devices"], sort, reverse))
     else:
         parts.append(Text("The model is not split: it runs on the server's machine only."))
     if counted:
@@ -174,57 +174,54 @@ _OPTIONAL = ("busy", "reads", "link", "free", "round trip", "memory", "waiting",
 """Columns to omit on a narrow terminal, in this order."""
 
 
-class _Devices:
-    """Table of devices. On a narrow terminal it omits columns instead of truncating all of them."""
+def _devices(devices: Sequence[Device], sort: str, reverse: bool) -> FittingTable:
+    is_metered = any(device["utilization"] is not None for device in devices)
+    columns = {column.name: column for column in COLUMNS if column.name != "busy" or is_metered}
+    if sort in columns:
+        devices = sorted(devices, key=columns[sort].order, reverse=reverse)
 
-    def __init__(self, devices: Sequence[Device], sort: str, reverse: bool) -> None:
-        self._devices, self._sort, self._reverse = devices, sort, reverse
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        is_metered = any(device["utilization"] is not None for device in self._devices)
-        columns = [column for column in COLUMNS if column.name != "busy" or is_metered]
-        unlimited = options.update(max_width=10_000)
-        for name in _OPTIONAL:
-            if self._table(columns, _LAYERS_WIDTH).__rich_measure__(console, unlimited).maximum <= options.max_width:
-                break
-            columns = [column for column in columns if column.name != name or name == self._sort]
-        yield self._table(columns)
-
-    def _table(self, columns: Sequence[Column], layers_width: int | None = None) -> Table:
-        """Make the table. `layers_width`: width of the column `layers`; None: as wide as possible."""
-        devices = self._devices
+    def make(names: Sequence[str], width: int | None) -> Table:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in columns:
-            mark = ("▲" if self._reverse else "▼") if column.name == self._sort else ""
-            layers = column.name == "layers"
-            table.add_column(column.name + mark, justify="right" if column.right else "left", no_wrap=not layers,
-                             overflow="fold" if layers else "ellipsis", min_width=layers_width if layers else None,
-                             max_width=layers_width if layers else None)  # fmt: skip
-            if column.name == self._sort:
-                devices = sorted(devices, key=column.order, reverse=self._reverse)
+        for name in names:
+            mark = ("▲" if reverse else "▼") if name == sort else ""
+            add_column(table, name + mark, number=columns[name].right, wraps=name == "layers", width=width)
         for device in devices:
-            table.add_row(*(column.cell(device) for column in columns))
+            table.add_row(*(columns[name].cell(device) for name in names))
         return table
 
+    return FittingTable([*columns], [name for name in _OPTIONAL if name != sort], make)
 
-def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, title="slots", title_justify="left")
-    for name in ("slot", "state", "prompt", "cached", "generated", "context"):
-        table.add_column(name, justify="left" if name == "state" else "right")
-    for slot in slots:
-        n_prompt, done = slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"]
-        n_decoded = slot["next_token"][0]["n_decoded"] if slot["next_token"] else 0
-        busy = slot["is_processing"]
-        state = "idle" if not busy else "decoding" if n_decoded else "prompt"
-        table.add_row(
-            str(slot["id"]),
-            Text(state, style="green" if busy else "dim"),
-            f"{done}" if busy and not n_decoded else f"{n_prompt}",
-            str(slot["n_prompt_tokens_cache"]),
-            str(n_decoded),
-            str(slot["n_ctx"]),
-        )
-    return table
+
+_SLOT_COLUMNS = ("slot", "state", "prompt", "cached", "generated", "context")
+
+
+def _slots(slots: Sequence[Mapping[str, Any]]) -> FittingTable:
+    rows = [dict(zip(_SLOT_COLUMNS, _slot_cells(slot), strict=True)) for slot in slots]
+
+    def make(names: Sequence[str], width: int | None) -> Table:
+        table = Table(box=None, header_style="bold", pad_edge=False, title="slots", title_justify="left")
+        for name in names:
+            add_column(table, name, number=name != "state")
+        for row in rows:
+            table.add_row(*(row[name] for name in names))
+        return table
+
+    return FittingTable(_SLOT_COLUMNS, ("context", "cached", "prompt"), make)
+
+
+def _slot_cells(slot: Mapping[str, Any]) -> tuple[str | Text, ...]:
+    n_prompt, done = slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"]
+    n_decoded = slot["next_token"][0]["n_decoded"] if slot["next_token"] else 0
+    busy = slot["is_processing"]
+    state = "idle" if not busy else "decoding" if n_decoded else "prompt"
+    return (
+        str(slot["id"]),
+        Text(state, style="green" if busy else "dim"),
+        f"{done}" if busy and not n_decoded else f"{n_prompt}",
+        str(slot["n_prompt_tokens_cache"]),
+        str(n_decoded),
+        str(slot["n_ctx"]),
+    )
 
 
 def _own_disk(memory: Mapping[str, Any]) -> str:
