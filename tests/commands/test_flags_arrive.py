@@ -373,6 +373,7 @@ ROWS: dict[str, Row] = {
     "serve --ui-mcp-proxy": Row(None, {"server.tools.proxy": True}),
     "serve --ui": switch("page", None, False),
     "serve --ui-config": switch("page_settings", '{"theme":"dark"}', {"theme": "dark"}),
+    "serve --chats": switch("chats", "@folder/chats", "@folder/chats"),
     "serve --ui-config-file": switch("page_settings", "@folder/ui.json", {"theme": "light"}),
     "serve --cluster-token": switch("cluster_token", "secret", "secret")._replace(part=True),
     "serve --discover": Row(None, {"server.discover": True}, part=True),

@@ -709,3 +709,15 @@ def test_a_body_is_held_while_it_may_be_sent_again(
         assert router.server.access.n_running == 1
     until(lambda: router.server.access.n_running == 0)
     assert room.free == most and len(released) == 3
+
+
+@pytest.mark.slow
+def test_the_router_keeps_chats(start_router: Start, tmp_path: Path) -> None:
+    """In the router's process: no model is loaded for them."""
+    router = start_router(config({"a": fake("A")}), "--chats", str(tmp_path / "chats"))
+    assert router.http.get("/props").json()["chats_kept"] is True
+    stored = router.http.put("/chats/x", content=b'{"n":1}', headers={"If-None-Match": "*"})
+    assert stored.status_code == 200 and router.http.get("/chats/x").json() == {"n": 1}
+    assert router.http.put("/chats/x", content=b'{"n":2}', headers={"If-None-Match": "*"}).status_code == 412
+    assert router.http.delete("/chats/x", headers={"If-Match": stored.headers["etag"]}).status_code == 200
+    assert router.http.get("/chats").json()["deleted"] == ["x"] and not router.running()

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def serve_settings(flags: ParsedFlags) -> Settings:
         ssl_cert=flags.ssl_cert_file,
         aliases=() if many else _names(flags.alias or []),
         tags=_names([flags.tags]),
-        notes=flags.warnings,
+        notes=(*flags.warnings, *_chats_note(flags, hosts)),
         timeout=flags.timeout,
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
         max_connections=None if flags.max_connections < 0 else flags.max_connections,
@@ -141,6 +142,7 @@ def _switches(flags: ParsedFlags, kwargs: dict[str, Any], prefix: str, predict: 
         static_path=_folder("--path", flags.path),
         page=flags.ui,
         page_settings=_page_settings(flags),
+        chats=_chats_folder(flags.chats),
         max_prompts=flags.max_prompts,
         sleep_idle_seconds=flags.sleep_idle_seconds,
         hang_timeout=_hang_timeout(flags),
@@ -221,6 +223,23 @@ def _folder(flag: str, path: str | None) -> str | None:
     if path is not None and not Path(path).is_dir():
         raise FlagError(f"{flag} {path}: no such folder")
     return path
+
+
+def _chats_folder(path: str | None) -> str | None:
+    """Create the folder of chats. Raises FlagError."""
+    if path is not None:
+        try:
+            Path(path).mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise FlagError(f"--chats {path}: cannot be created: {error.strerror}") from None
+    return path
+
+
+def _chats_note(flags: ParsedFlags, hosts: Sequence[str]) -> list[str]:
+    """Return a warning if other machines can read the chats without a key."""
+    if flags.chats is None or access_rules(flags).api_keys or all(map(sockets.is_local, hosts)):
+        return []
+    return ["--chats without --api-key: all who reach this server share one list of chats"]
 
 
 def run_serve(flags: ParsedFlags) -> int:

@@ -33,6 +33,7 @@ from llamado.http.monitoring.metrics import USAGE_PATH, Traffic, ask_usage, is_u
 from llamado.http.routing import ANY, ApiRoute, ApiRouter
 from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
+from llamado.page.chats_api import CHAT, CHATS, ChatsApi
 from llamado.page.files import page_paths, page_response
 from llamado.router.api.entries import download_entry, model_entry
 from llamado.router.api.live import PATH as LIVE_EVENTS
@@ -87,6 +88,7 @@ class Router:
         self, catalog: Catalog, settings: Settings, options: RouterOptions, tools: ToolsApi | None = None
     ) -> None:
         self._tools = tools or ToolsApi()
+        self._chats = ChatsApi(settings.switches.chats, settings.access)
         self._settings = settings
         self._options = options
         self._stale = False
@@ -128,6 +130,10 @@ class Router:
             ("GET", "/logs", self._logs),
             ("GET", "/logs/stream", self._log_stream),
             ("GET", LIVE_EVENTS, self._live),
+            ("GET", CHATS, self._chats.list_chats),
+            ("GET", CHAT, self._chats.get_chat),
+            ("PUT", CHAT, self._chats.put_chat),
+            ("DELETE", CHAT, self._chats.delete_chat),
             ("GET", "/tools", self._tools.list_tools),
             ("POST", "/tools", self._tools.call_tool),
             ("GET", "/cors-proxy", self._tools.pass_on),
@@ -248,6 +254,7 @@ class Router:
             "build_info": BUILD,
             "cors_proxy_enabled": self._tools.proxies,
             "tools_enabled": self._tools.offers,
+            **({"chats_kept": True} if self._chats.is_on else {}),
         }
 
     async def _metrics(self) -> App:

@@ -41,7 +41,7 @@ _CONTROLLED = (
     "alias allowed_hosts api_key api_key_file api_prefix cors cors_credentials cors_headers cors_methods "
     "cors_origins hf_token host list_devices llama_swap log_colors log_disable log_file log_format log_jsonl "
     "log_prefix log_timestamps max_connections models_autoload models_dir models_max models_memory models_preset path "
-    "port reuse_port ssl_cert_file ssl_key_file tags tools tools_folder tools_runtime mcp_servers_config "
+    "port reuse_port ssl_cert_file ssl_key_file tags chats tools tools_folder tools_runtime mcp_servers_config "
     "mcp_servers_json agent ui_mcp_proxy"
 )
 CONTROLLED = frozenset(_CONTROLLED.split())

@@ -25,9 +25,11 @@ from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.request_log import Record, current, request_id
+from llamado.page.chats_api import CHATS, is_chats_path
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.audio.transcriptions import transcriptions_router
+from llamado.server.api.chats import chats_router
 from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
 from llamado.server.api.cluster.lab_routes import lab_router
 from llamado.server.api.completions import completions_router
@@ -55,7 +57,7 @@ log = logging.getLogger("llamado.server")
 _LONGEST_PATH = _LONGEST_REASON = 300  # characters of a log line
 
 # Endpoints that probes, dashboards and `llamado top` poll every few seconds; successful requests are logged as DEBUG.
-_POLLED = QUIET | {"/slots"}
+_POLLED = QUIET | {"/slots", CHATS}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -138,7 +140,7 @@ class ServerApp:
             sleep = self._state.sleep
             path = scope["path"]
             quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | PRIVILEGED
-            quiet = quiet or path.startswith("/v1/models/")
+            quiet = quiet or path.startswith("/v1/models/") or is_chats_path(path)
             if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)
                 return
@@ -154,7 +156,7 @@ class ServerApp:
 
     def _unready(self, path: str) -> tuple[int, bytes] | None:
         """Return status and body for a path that is not available while the model is loading, else None."""
-        if self._state.served is not None or path in self._page or path == "/metrics":
+        if self._state.served is not None or path in self._page or path == "/metrics" or is_chats_path(path):
             return None
         status, body = health_body(self._state)
         if path in OLLAMA:
@@ -299,7 +301,7 @@ def create_app(state: ServerState) -> ServerApp:
         paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")
         routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
     # After `predict`, which offers only endpoints of the model.
-    routers.append(tools_router(state))
+    routers += [tools_router(state), chats_router(state)]
     about = Routes("about")
 
     @about.get("/openapi.json", hidden=True)

@@ -69,6 +69,8 @@ class Switches:
     """Serve the page at `/`."""
     page_settings: Mapping[str, Any] = field(default_factory=dict)
     """Initial settings of the page, in place of its own defaults."""
+    chats: str | None = None
+    """Folder of the page's chats; None: browsers keep them alone."""
     max_prompts: int = 1024
     """Most prompts of one request."""
     sleep_idle_seconds: int = -1

@@ -275,7 +275,7 @@ class Deployment:
         if part == "worker" or (part == "gateway" and self.gateway is None):
             return []
         flags = self.parsed if part == "server" else _parsed(self.gateway or (), "gateway")
-        found = [flags.values.get(key) for key in ("slot_save_path", "cache_disk")]
+        found = [flags.values.get(key) for key in ("slot_save_path", "cache_disk", "chats")]
         found += [os.path.dirname(os.path.abspath(path)) for key in ("log_file", "quota_file")
                   if (path := flags.values.get(key))]  # fmt: skip
         if "tools_folder" in flags.given:

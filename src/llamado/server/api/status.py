@@ -191,6 +191,7 @@ def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
         "is_sleeping": state.sleep is not None and state.sleep.asleep,
         "cors_proxy_enabled": state.tools.proxies,
         "tools_enabled": state.tools.offers,
+        **({"chats_kept": True} if switches.chats is not None else {}),
     }
 
 
