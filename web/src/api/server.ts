@@ -14,6 +14,8 @@ export interface Props {
   /** True if the server has /tools. */
   tools_enabled?: boolean;
   cors_proxy_enabled?: boolean;
+  /** True if the server keeps the chats (--chats). */
+  chats_kept?: boolean;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   default_generation_settings?: { n_ctx?: number; params?: Record<string, unknown> };

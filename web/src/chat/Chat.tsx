@@ -38,6 +38,9 @@ const NARROW = matchMedia("(max-width: 820px)");
 followOtherAnswers();
 nameNewChats();
 
+// Changes are noted even before the server's properties are known, for example without the server.
+void import("./remoteSchedule").then(({ keepSynchronized }) => keepSynchronized());
+
 // The URL selects the conversation.
 effect(() => {
   const [view, id] = route.value;

@@ -1,4 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
+import { props } from "../api/server";
+import { displayText } from "../markdown/displayText";
 import { address } from "../shell/route";
 import { isHelpOpen } from "../shell/shortcuts";
 import { labels } from "../text";
@@ -6,6 +8,7 @@ import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { deleteChats, exportJson, importFile, orderedChats } from "./chatActions";
 import { ChatRow } from "./ChatRow";
+import { remoteFailure } from "./remoteFailure";
 import { conversations, isListLoaded, search } from "./store";
 import type { Conversation } from "./tree";
 
@@ -68,8 +71,9 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
             </>
           );
         })}
-        {!listed.length && isListLoaded.value && <li class="chats-head">{found ? t.nothingFound : t.storedHere}</li>}
+        {!listed.length && isListLoaded.value && <li class="chats-head">{found ? t.nothingFound : props.value.chats_kept ? t.keptOnServer : t.storedHere}</li>}
       </ul>
+      {remoteFailure.value && <p class="notice">{displayText(t.notKept(remoteFailure.value))}</p>}
       {selected ? (
         <SelectionFoot chats={listed.filter((one) => selected.has(one.id))} onDone={() => setSelected(null)} />
       ) : (

@@ -23,7 +23,7 @@ export function Welcome() {
     context ? t.contextSize(context) : "",
     isRouter.value ? "" : inputOf(modalitiesOf("")),
     isRouter.value ? t.modelsToChoose(models.value.length) : "",
-    t.storedInBrowser,
+    props.value.chats_kept ? t.storedOnServer : t.storedInBrowser,
   ].filter(Boolean);
   return (
     <div class="welcome">

@@ -204,8 +204,8 @@ export async function addConversations(all: readonly database.WholeConversation[
   }
 }
 
-/** Read a conversation that another tab changed. */
-async function rereadConversation(id: string): Promise<void> {
+/** Read a conversation that another tab or device changed. */
+export async function rereadConversation(id: string): Promise<void> {
   const [stored, all] = await Promise.all([database.readConversation(id), current.value?.id === id ? database.messagesOf(id) : []]);
   const found = isAheadOfStorage(id) ? conversations.value.find((one) => one.id === id) : stored;
   conversations.value = sortByLastUse([...conversations.value.filter((one) => one.id !== id), ...(found ? [found] : [])]);

@@ -15,7 +15,20 @@ export function followTabs(handle: (change: Change) => void): void {
   channel.onmessage = ({ data }) => handle(data as Change);
 }
 
-/** Report a change to the other tabs. */
+let followOwn: (change: Change) => void = () => undefined;
+
+/** Call `handle` for each change in this tab. Called once. */
+export function followOwnChanges(handle: (change: Change) => void): void {
+  followOwn = handle;
+}
+
+/** Report a change of this tab. */
 export function announce(change: Change): void {
+  followOwn(change);
+  announceToTabs(change);
+}
+
+/** Report a change that another device made to the other tabs. */
+export function announceToTabs(change: Change): void {
   channel?.postMessage(change);
 }

@@ -2,6 +2,7 @@
 import { toDataUri } from "../media/dataUri";
 import { labels } from "../text";
 import { fromChatGpt } from "./chatgpt";
+import type { WholeConversation } from "./database";
 import { fileText } from "./generate";
 import { fromLlamaCpp } from "./llamacpp";
 import { fromOpenWebUi } from "./openwebui";
@@ -27,6 +28,17 @@ async function exportAttachment(one: Attachment): Promise<ExportedAttachment> {
 
 async function exportMessage({ attachments, ...message }: Message): Promise<ExportedMessage> {
   return attachments ? { ...message, attachments: await Promise.all(attachments.map(exportAttachment)) } : message;
+}
+
+/** Return a conversation as JSON for the server. */
+export async function exportWhole({ conversation, messages }: WholeConversation): Promise<unknown> {
+  return { conversation, messages: await Promise.all(messages.map(exportMessage)) };
+}
+
+/** Return a valid conversation from `exportWhole`, with its ids. Throws an Error if it is invalid. */
+export function importWhole(value: unknown, id: string): { conversation: Conversation; messages: Message[] } {
+  const { conversation, messages } = validWhole(value);
+  return { conversation: { ...conversation, id }, messages: messages.map((one) => ({ ...one, conversation: id })) };
 }
 
 export async function exportConversations(ids: readonly string[]): Promise<ExportFile> {
@@ -56,17 +68,18 @@ function parse(text: string): unknown[] {
   return content.conversations;
 }
 
-/** Return a valid copy of a conversation, with new ids. Throws an Error if it is invalid. */
-function copy(value: unknown): { conversation: Conversation; messages: Message[] } {
+/** Return a valid conversation. Throws an Error if it is invalid. */
+function validWhole(value: unknown): { conversation: Conversation; messages: Message[] } {
   const one = value as { conversation?: unknown; messages?: unknown } | null;
   const conversation = validate.conversation(one?.conversation);
   if (!Array.isArray(one?.messages)) throw new Error(labels.value.chat.incomplete);
   const originals = one.messages.map(validate.message);
   validate.checkTree(originals);
-  return withNewIds(conversation, originals);
+  return { conversation, messages: originals };
 }
 
-function withNewIds(conversation: Conversation, originals: readonly Message[]): { conversation: Conversation; messages: Message[] } {
+/** Return a copy with new ids. */
+export function withNewIds(conversation: Conversation, originals: readonly Message[]): { conversation: Conversation; messages: Message[] } {
   const ids = new Map(originals.map((message) => [message.id, newId()]));
   const newIdOf = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
   const id = newId();
@@ -108,7 +121,9 @@ function messageAsMarkdown({ role, model, content, attachments = [], toolCalls =
  * the number of conversations. Throws a SyntaxError for text that is not JSON, and an Error for any other file.
  */
 export async function importConversations(text: string): Promise<number> {
-  const copies = parse(text).map(copy);
+  const copies = parse(text)
+    .map(validWhole)
+    .map(({ conversation, messages }) => withNewIds(conversation, messages));
   try {
     await addConversations(copies);
   } catch (error) {

@@ -108,6 +108,9 @@ export const de: Catalogue = {
     answering: "Antwort läuft",
     nothingFound: "Nichts gefunden",
     storedHere: "Chats werden nur in diesem Browser gespeichert.",
+    keptOnServer: "Chats werden in diesem Browser und auf dem Server gespeichert.",
+    notKept: (why) => `Einige Chats wurden nicht auf den Server kopiert: ${why}`,
+    otherDevice: (title) => `${title} (anderes Gerät)`,
     export: "Exportieren",
     import: "Importieren",
     chatFile: "Chat-Datei",
@@ -140,6 +143,7 @@ export const de: Catalogue = {
     modelSize: (parameters, bytes) => `${formatCompact(parameters)} Parameter, ${bytes}`,
     modelsToChoose: (n) => `${count(n, "Modell", "Modelle")} zur Auswahl`,
     storedInBrowser: "Chats werden nur in diesem Browser gespeichert",
+    storedOnServer: "Chats werden in diesem Browser und auf dem Server gespeichert",
     baseModel:
       "Das ist ein Basismodell ohne Chat-Vorlage: Es setzt Text fort, wie unter [Fortsetzen](#/complete). Antworten enden nach 1024 Tokens, wenn `max_tokens` nicht gesetzt ist.",
 

@@ -103,6 +103,9 @@ export const en = {
     answering: "answer in progress",
     nothingFound: "Nothing found",
     storedHere: "Chats are stored in this browser only.",
+    keptOnServer: "Chats are stored in this browser and on the server.",
+    notKept: (why: string) => `Some chats were not copied to the server: ${why}`,
+    otherDevice: (title: string) => `${title} (other device)`,
     export: "Export",
     import: "Import",
     chatFile: "Chat file",
@@ -134,6 +137,7 @@ export const en = {
     modelSize: (parameters: number, bytes: string) => `${formatCompact(parameters)} parameters, ${bytes}`,
     modelsToChoose: (n: number) => `${count(n, "model")} to choose from`,
     storedInBrowser: "chats are stored in this browser only",
+    storedOnServer: "chats are stored in this browser and on the server",
     baseModel:
       "This is a base model without a chat template: it continues text, as in [Complete](#/complete). Answers end after 1,024 tokens unless `max_tokens` is set.",
 

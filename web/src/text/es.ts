@@ -103,6 +103,9 @@ export const es: Catalogue = {
     answering: "respuesta en curso",
     nothingFound: "No se encontró nada",
     storedHere: "Los chats solo se guardan en este navegador.",
+    keptOnServer: "Los chats se guardan en este navegador y en el servidor.",
+    notKept: (why) => `Algunos chats no se copiaron al servidor: ${why}`,
+    otherDevice: (title) => `${title} (otro dispositivo)`,
     export: "Exportar",
     import: "Importar",
     chatFile: "Archivo de chats",
@@ -135,6 +138,7 @@ export const es: Catalogue = {
     modelSize: (parameters, bytes) => `${formatCompact(parameters)} de parámetros, ${bytes}`,
     modelsToChoose: (n) => `${count(n, "modelo", "modelos")} para elegir`,
     storedInBrowser: "los chats solo se guardan en este navegador",
+    storedOnServer: "los chats se guardan en este navegador y en el servidor",
     baseModel:
       "Este es un modelo base sin plantilla de chat: continúa texto, como en [Completar](#/complete). Las respuestas terminan tras 1024 tokens si no se define `max_tokens`.",
 

@@ -96,6 +96,9 @@ export const zh: Catalogue = {
     answering: "正在回答",
     nothingFound: "没有找到",
     storedHere: "对话只保存在这个浏览器中。",
+    keptOnServer: "对话保存在这个浏览器和服务器上。",
+    notKept: (why) => `有些对话没有复制到服务器：${why}`,
+    otherDevice: (title) => `${title}（其他设备）`,
     export: "导出",
     import: "导入",
     chatFile: "对话文件",
@@ -127,6 +130,7 @@ export const zh: Catalogue = {
     modelSize: (parameters, bytes) => `${formatCompact(parameters)}参数，${bytes}`,
     modelsToChoose: (n) => `${formatCount(n)} 个模型可选`,
     storedInBrowser: "对话只保存在这个浏览器中",
+    storedOnServer: "对话保存在这个浏览器和服务器上",
     baseModel: "这是没有对话模板的基础模型：它会续写文本，如[续写](#/complete)中那样。如未设置 `max_tokens`，回答在 1024 个 token 后结束。",
 
     tool: "工具",
