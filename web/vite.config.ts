@@ -30,9 +30,30 @@ function sourcesDigest(): Plugin {
   };
 }
 
+/** Files that are too large, or needed too rarely, to be kept for offline use before they are used. */
+const LARGE = /pdf|mermaid/;
+
+/** Fill in what the service worker keeps: a hash of all files, which changes with each build, and their names. */
+function offlineFiles(): Plugin {
+  return {
+    name: "offline-files",
+    apply: "build",
+    enforce: "post",
+    generateBundle(_, bundle) {
+      const all = Object.entries(bundle).filter(([name]) => name !== "sw.js" && !name.endsWith(".map"));
+      const digest = createHash("sha256").update(readFileSync(join(HERE, "index.html")));
+      for (const [name, file] of all.sort()) digest.update(`${name}\0`).update(file.type === "chunk" ? file.code : file.source);
+      const files = all.map(([name]) => name).filter((name) => name.startsWith("assets/") && !LARGE.test(name));
+      const worker = bundle["sw.js"];
+      if (worker?.type !== "chunk") throw new Error("the build has no service worker");
+      worker.code = worker.code.replace("__OFFLINE__", JSON.stringify({ build: digest.digest("hex").slice(0, 16), files }));
+    },
+  };
+}
+
 export default defineConfig({
   base: "./", // the server may have a URL prefix (--api-prefix)
-  plugins: [preact(), sourcesDigest()],
+  plugins: [preact(), offlineFiles(), sourcesDigest()],
   build: {
     outDir: BUILT,
     emptyOutDir: true,
@@ -40,8 +61,15 @@ export default defineConfig({
     assetsInlineLimit: 0, // the Content-Security-Policy forbids data: URLs for scripts and styles
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 2000,
-    // One module of small parts that several views share compresses better than one each.
-    rolldownOptions: { output: { codeSplitting: { groups: [{ name: "ui", test: /src\/ui\/.*\.tsx?$/ }] } } },
+    rolldownOptions: {
+      input: { index: join(HERE, "index.html"), sw: join(HERE, "src/offline/serviceWorker.ts") },
+      output: {
+        // Browsers find the service worker by its name.
+        entryFileNames: ({ name }) => (name === "sw" ? "sw.js" : "assets/[name]-[hash].js"),
+        // One module of small parts that several views share compresses better than one each.
+        codeSplitting: { groups: [{ name: "ui", test: /src\/ui\/.*\.tsx?$/ }] },
+      },
+    },
   },
   server: {
     // `npm run dev` next to a server on the default port

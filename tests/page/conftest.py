@@ -46,7 +46,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    found = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    # Requests of a service worker would bypass `page.route`; tests/page/test_offline.py allows it.
+    found = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", service_workers="block")
     found.set_default_timeout(60_000)
     found.add_init_script(WITHOUT_TITLES)
     yield found

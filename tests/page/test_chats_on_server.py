@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browsing import send, until
+from conftest import WITHOUT_TITLES
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 @contextmanager
 def device(browser: Browser, address: str) -> Iterator[Page]:
     """Open the page with a storage of its own."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, service_workers="block")
+    context.add_init_script(WITHOUT_TITLES)
     context.set_default_timeout(60_000)
     page = context.new_page()
     page.goto(address)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def german(browser: Browser) -> Iterator[Page]:
     """A tab of a browser whose user prefers Austrian German."""
-    context = browser.new_context(locale="de-AT", viewport={"width": 1280, "height": 800})
+    context = browser.new_context(locale="de-AT", viewport={"width": 1280, "height": 800}, service_workers="block")
     context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()

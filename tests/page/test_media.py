@@ -554,7 +554,9 @@ def test_chats_of_the_page_of_llama_cpp_are_imported(chat: Page, server: MediaSe
 def test_a_phone_offers_the_camera(page: Page, address: str) -> None:
     browser = page.context.browser
     assert browser is not None
-    context = browser.new_context(viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True)
+    context = browser.new_context(
+        viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True, service_workers="block"
+    )
     phone = context.new_page()
     MediaServer(phone)
     phone.goto(address)

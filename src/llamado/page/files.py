@@ -28,6 +28,7 @@ _TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
     ".woff2": "font/woff2",
     ".webmanifest": "application/manifest+json",
 }
