@@ -37,6 +37,8 @@ const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
 
 /** Longer texts fill the whole height, in characters: measuring them with each key would take long. */
 const FULL_HEIGHT_FROM = 5000;
+/** True if the browser fits fields to their text by itself. */
+const GROWS = CSS.supports("field-sizing", "content");
 
 /** Return the input that all models accept. */
 function acceptedByAll(models: readonly string[]): Modalities {
@@ -75,10 +77,9 @@ export function Composer({ busy, canQueue = false, onStop, onSend, place, models
   function fit() {
     const area = field.current!;
     setHasText(area.value.trim() !== "");
-    if (area.value.length > FULL_HEIGHT_FROM) {
-      area.style.height = "40vh";
-      return;
-    }
+    const isLong = area.value.length > FULL_HEIGHT_FROM;
+    area.classList.toggle("long", isLong);
+    if (isLong || GROWS) return;
     area.style.height = "auto";
     area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight * 0.4)}px`;
   }

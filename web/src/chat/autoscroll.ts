@@ -3,6 +3,7 @@ import type { HTMLAttributes, RefObject } from "preact";
 import { useLayoutEffect, useMemo, useState } from "preact/hooks";
 
 const NEAR_END = 60; // pixels
+const AT_END = 8;
 const KEYS_UP = ["PageUp", "ArrowUp", "Home"];
 
 export interface Autoscroll {
@@ -24,18 +25,23 @@ export function useAutoscroll(element: RefObject<HTMLElement | null>, content: R
     let follows = true;
     let top = 0;
     let height = 0;
+    let viewport = 0;
     let touchedAt = 0;
 
     function setFollows(value: boolean): void {
       follows = value;
       setFollowing(value);
     }
+    function remember({ scrollTop, scrollHeight, clientHeight }: HTMLElement): void {
+      top = scrollTop;
+      height = scrollHeight;
+      viewport = clientHeight;
+    }
     function scrollToEnd(): void {
       const { current } = element;
       if (!current) return;
       current.scrollTop = current.scrollHeight;
-      top = current.scrollTop;
-      height = current.scrollHeight;
+      remember(current);
     }
     function stopFollowing(): void {
       const { current } = element;
@@ -58,14 +64,13 @@ export function useAutoscroll(element: RefObject<HTMLElement | null>, content: R
         },
         onTouchStart: (event: TouchEvent) => (touchedAt = event.touches[0]!.clientY),
         onTouchMove: (event: TouchEvent) => event.touches[0]!.clientY > touchedAt && stopFollowing(),
-        // Scroll bar, search in the page, focus. Shrinking content scrolls up too, and is recognized by its height.
+        // Scroll bar, search in the page, focus. Changes of the heights scroll too: of the content, and of the composer below.
         onScroll: () => {
           const { scrollTop, scrollHeight, clientHeight } = element.current!;
           const left = scrollHeight - scrollTop - clientHeight;
-          if (scrollTop < top && scrollHeight >= height && left > 1) setFollows(false);
+          if (scrollTop < top && scrollHeight >= height && clientHeight === viewport && left > AT_END) setFollows(false);
           else if (scrollTop > top && left < NEAR_END) setFollows(true);
-          top = scrollTop;
-          height = scrollHeight;
+          remember(element.current!);
         },
       },
     };
