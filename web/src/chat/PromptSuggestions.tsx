@@ -45,7 +45,7 @@ interface Props {
 export function PromptSuggestions({ suggestions: { found, chosen }, onInsert }: Props) {
   if (!found.length) return null;
   return (
-    <ul id="prompts" class="prompts" role="listbox" aria-label={labels.value.prompts.title}>
+    <ul id="prompts" class="prompt-suggestions" role="listbox" aria-label={labels.value.prompts.title}>
       {found.map((one, index) => (
         <li
           key={one.name}

@@ -19,10 +19,10 @@ export function QueueList({ conversation }: { conversation: string }) {
   }
 
   return (
-    <ol class="queue" aria-label={t.title}>
+    <ol class="queued" aria-label={t.title}>
       {waiting.map((one, index) => (
         <li key={one.id}>
-          <span class="queue-text" dir="auto">
+          <span class="queued-text" dir="auto">
             {displayText(one.text)}
             {queuedAttachments(one.id).map((file) => (
               <span class="chip">{displayText(file.name)}</span>
