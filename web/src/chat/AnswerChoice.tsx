@@ -10,10 +10,10 @@ import { streaming } from "./answer";
 import { chooseAnswer } from "./actions";
 import { Reasoning } from "./Reasoning";
 import { busy } from "./tasks";
-import { type Message, type Messages, versions } from "./tree";
+import { type Children, type Message, versions } from "./tree";
 
 /** Return the answers that were requested together with one and wait for a choice; none if there is no choice. */
-export function answersToChoose(all: Messages, message: Message): Message[] {
+export function answersToChoose(all: Children, message: Message): Message[] {
   const group = message.group ? versions(all, message).filter((one) => one.group === message.group) : [];
   return group.length > 1 ? group : [];
 }

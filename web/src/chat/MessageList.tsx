@@ -5,7 +5,7 @@ import { streaming } from "./answer";
 import { AnswerChoice, answersToChoose } from "./AnswerChoice";
 import { useAutoscroll } from "./autoscroll";
 import { MessageView } from "./MessageView";
-import { current, isLoaded, messages, shownPath } from "./store";
+import { current, children, isLoaded, shownPath } from "./store";
 import { Welcome } from "./Welcome";
 
 /** Messages of the current branch. Scrolls to the end as they grow, until the user scrolls up. */
@@ -31,14 +31,13 @@ export function MessageList() {
         <div ref={content} class="messages-content">
           {!path.length && isLoaded.value && <Welcome />}
           {path.map((message, index) => {
-            const choices = index === path.length - 1 ? answersToChoose(messages.value, message) : [];
+            const choices = index === path.length - 1 ? answersToChoose(children.value, message) : [];
             if (choices.length) return <AnswerChoice key={message.parent} answers={choices} />;
             const now = streaming.value.get(message.id);
             return (
               <MessageView
                 key={message.parent} // versions take the place of each other, and keep the focus
                 message={now?.message ?? message}
-                all={messages.value}
                 isStreaming={now !== undefined}
                 progress={now?.progress}
               />

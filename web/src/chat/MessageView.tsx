@@ -12,23 +12,22 @@ import { notify } from "../ui/Notices";
 import { continueAnswer, regenerate, showVersion } from "./actions";
 import { Editor } from "./Editor";
 import { Probabilities } from "./Probabilities";
-import { removeMessage, shownSettings } from "./store";
-import { busy as isBusy } from "./tasks";
+import { children, removeMessage, shownSettings } from "./store";
+import { busy } from "./tasks";
 import { ToolCalls } from "./ToolCalls";
 import { AnswerStats } from "./AnswerStats";
 import { Reasoning } from "./Reasoning";
 import { Waiting } from "./Waiting";
-import { isText, type Message, type Messages, versions } from "./tree";
+import { isText, type Message, versions } from "./tree";
 
 interface Props {
   message: Message;
-  all: Messages;
   isStreaming: boolean;
   progress: number | undefined;
 }
 
 /** One message: content, statistics and actions. */
-export const MessageView = memo(({ message, all, isStreaming, progress }: Props) => {
+export const MessageView = memo(({ message, isStreaming, progress }: Props) => {
   const t = labels.value.chat;
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
@@ -78,7 +77,7 @@ export const MessageView = memo(({ message, all, isStreaming, progress }: Props)
       {!isStreaming && message.ending && t.endings[message.ending] && <p class="ending">{t.endings[message.ending]}</p>}
       {!edits && (
         <footer class="message-foot">
-          <Versions message={message} all={all} />
+          <Versions message={message} />
           {!isStreaming && <Actions message={message} probs={probs} onProbs={() => setProbs(!probs)} onEdit={() => setEdits(true)} />}
           {message.stats && <AnswerStats stats={message.stats} isStreaming={isStreaming} />}
         </footer>
@@ -97,7 +96,6 @@ interface ActionsProps {
 /** Actions for a complete message. */
 function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
   const t = labels.value.chat;
-  const busy = isBusy.value;
   async function remove() {
     const undo = await removeMessage(message);
     notify(t.messageDeleted, [t.undo, () => void undo()]);
@@ -119,21 +117,21 @@ function Actions({ message, probs, onProbs, onEdit }: ActionsProps) {
 }
 
 /** Switch between the versions of a message. */
-function Versions({ message, all }: { message: Message; all: Messages }) {
+function Versions({ message }: { message: Message }) {
   const t = labels.value.chat;
-  const others = versions(all, message);
+  const others = versions(children.value, message);
   if (others.length < 2) return null;
   const at = others.findIndex((one) => one.id === message.id);
-  const busy = isBusy.value;
+  const isBusy = busy.value;
   // Buttons without an effect keep the focus.
-  const show = (index: number) => !busy && others[index] && void showVersion(others[index]);
+  const show = (index: number) => !isBusy && others[index] && void showVersion(others[index]);
   return (
     <span class="versions">
       <button
         class="quiet small"
         type="button"
         aria-label={t.previousVersion}
-        aria-disabled={busy || at === 0}
+        aria-disabled={isBusy || at === 0}
         onClick={() => show(at - 1)}
       >
         <Icon name="left" />
@@ -143,7 +141,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
         class="quiet small"
         type="button"
         aria-label={t.nextVersion}
-        aria-disabled={busy || at === others.length - 1}
+        aria-disabled={isBusy || at === others.length - 1}
         onClick={() => show(at + 1)}
       >
         <Icon name="right" />

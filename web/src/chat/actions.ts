@@ -2,7 +2,7 @@
 import { navigate } from "../shell/route";
 import { answerQuestion, answerWithTools } from "./callTools";
 import { enqueue, type QueuedMessage, nextQueued, takeQueued } from "./queue";
-import { createConversation, current, messages, saveMessage, shownPath, shownSettings, updateConversation, whenLoaded } from "./store";
+import { children, createConversation, current, saveMessage, shownPath, shownSettings, updateConversation, whenLoaded } from "./store";
 import { busy, isBusy, onIdle, runTask, setConversation } from "./tasks";
 import { newMessage, type Thread, threadOf, threadTo, withMessage } from "./thread";
 import { type Attachment, type Message, newestLeaf } from "./tree";
@@ -67,7 +67,7 @@ export async function continueAnswer(message: Message): Promise<void> {
 
 /** Show a version of a message. */
 export async function showVersion(message: Message): Promise<void> {
-  await updateConversation({ leaf: newestLeaf(messages.value, message.id) });
+  await updateConversation({ leaf: newestLeaf(children.value, message.id) });
 }
 
 /** Go on with one of several answers. The others stay as versions. */

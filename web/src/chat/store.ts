@@ -5,7 +5,7 @@ import * as database from "./database";
 import { draftText, dropDraft, setDraftText } from "./drafts";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { announce, followTabs } from "./tabs";
-import { type Conversation, type Message, type Messages, path, subtree } from "./tree";
+import { childrenByParent, type Conversation, type Message, type Messages, path, subtree } from "./tree";
 import { conversationOf, forgetUnsaved, isAheadOfStorage, put, reasonUnsaved, retryUnsaved } from "./unsaved";
 
 export { messagesOf } from "./database";
@@ -26,6 +26,7 @@ export const storageFailure = computed(() => {
 });
 /** Messages of the current conversation, by id. */
 export const messages = signal<Messages>(new Map());
+export const children = computed(() => childrenByParent(messages.value));
 /** Messages of the current branch, in order. */
 export const shownPath = computed(() => path(messages.value, current.value?.leaf ?? null));
 
@@ -144,7 +145,7 @@ export type Undo = () => Promise<void>;
 
 /** Delete a message of the current conversation and everything below it, and show the branch that ends before it. */
 export async function removeMessage(message: Message): Promise<Undo> {
-  const gone = subtree(messages.value, message.id).map((id) => messages.value.get(id)!);
+  const gone = subtree(children.value, message.id).map((id) => messages.value.get(id)!);
   const left = new Map(messages.value);
   for (const { id } of gone) left.delete(id);
   const leaf = current.value!.leaf;

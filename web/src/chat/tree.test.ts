@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { type Message, newestLeaf, path, subtree, versions } from "./tree";
+import { childrenByParent, type Message, newestLeaf, path, subtree, versions } from "./tree";
 
 function tree(...rows: [id: string, parent: string | null][]): Map<string, Message> {
   return new Map(
@@ -11,6 +11,7 @@ function tree(...rows: [id: string, parent: string | null][]): Map<string, Messa
 }
 
 const TREE = tree(["q", null], ["a1", "q"], ["q2", "a1"], ["a2", "q"], ["r", "q2"], ["other", null]);
+const CHILDREN = childrenByParent(TREE);
 
 test("path returns the messages down to a leaf", () => {
   expect(path(TREE, "r").map((one) => one.id)).toEqual(["q", "a1", "q2", "r"]);
@@ -18,15 +19,15 @@ test("path returns the messages down to a leaf", () => {
 });
 
 test("versions have the same parent, also at the root", () => {
-  expect(versions(TREE, TREE.get("a2")!).map((one) => one.id)).toEqual(["a1", "a2"]);
-  expect(versions(TREE, TREE.get("q")!).map((one) => one.id)).toEqual(["q", "other"]);
+  expect(versions(CHILDREN, TREE.get("a2")!).map((one) => one.id)).toEqual(["a1", "a2"]);
+  expect(versions(CHILDREN, TREE.get("q")!).map((one) => one.id)).toEqual(["q", "other"]);
 });
 
 test("newestLeaf follows the newest version at each step", () => {
-  expect(newestLeaf(TREE, "a1")).toBe("r");
-  expect(newestLeaf(TREE, "q")).toBe("a2");
+  expect(newestLeaf(CHILDREN, "a1")).toBe("r");
+  expect(newestLeaf(CHILDREN, "q")).toBe("a2");
 });
 
 test("subtree contains everything below a message", () => {
-  expect(subtree(TREE, "a1").sort()).toEqual(["a1", "q2", "r"]);
+  expect(subtree(CHILDREN, "a1").sort()).toEqual(["a1", "q2", "r"]);
 });

@@ -104,25 +104,35 @@ export function path(messages: Messages, leaf: string | null): Message[] {
   return found.reverse();
 }
 
-/** Return the versions of a message, oldest first: all messages with the same parent. */
-export function versions(messages: Messages, message: Message): Message[] {
-  return children(messages, message.parent);
+/** Messages by their parents, oldest first. */
+export type Children = ReadonlyMap<string | null, readonly Message[]>;
+
+export function childrenByParent(messages: Messages): Children {
+  const found = new Map<string | null, Message[]>();
+  for (const one of messages.values()) {
+    const siblings = found.get(one.parent);
+    if (siblings) siblings.push(one);
+    else found.set(one.parent, [one]);
+  }
+  for (const siblings of found.values()) siblings.sort((a, b) => a.created - b.created);
+  return found;
 }
 
-function children(messages: Messages, parent: string | null): Message[] {
-  return [...messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
+/** Return the versions of a message, oldest first: all messages with the same parent. */
+export function versions(children: Children, message: Message): readonly Message[] {
+  return children.get(message.parent) ?? [message];
 }
 
 /** Return the newest leaf below a message. */
-export function newestLeaf(messages: Messages, id: string): string {
+export function newestLeaf(children: Children, id: string): string {
   for (let at = id; ; ) {
-    const next = children(messages, at).at(-1);
+    const next = children.get(at)?.at(-1);
     if (!next) return at;
     at = next.id;
   }
 }
 
 /** Return the ids of a message and of everything below it. */
-export function subtree(messages: Messages, id: string): string[] {
-  return [id, ...children(messages, id).flatMap((child) => subtree(messages, child.id))];
+export function subtree(children: Children, id: string): string[] {
+  return [id, ...(children.get(id) ?? []).flatMap((child) => subtree(children, child.id))];
 }

@@ -1,3 +1,4 @@
+import type { ReadonlySignal } from "@preact/signals";
 import { Icon, type IconName } from "./Icon";
 
 interface Props {
@@ -5,7 +6,8 @@ interface Props {
   /** Action, for screen readers and as a tooltip. */
   label: string;
   onClick: () => void;
-  disabled?: boolean;
+  /** A signal changes the button alone, without rendering anything. */
+  disabled?: boolean | ReadonlySignal<boolean>;
   pressed?: boolean;
   expanded?: boolean;
   kind?: string;
