@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "page"))
 
-from browsing import import_chat
+from browsing import import_chat, shorten_requests
 from conftest import CHROMIUM, WITHOUT_TITLES
 from playwright.sync_api import Page, sync_playwright
 from scripted import ScriptedEngine, scripted_server
@@ -113,6 +113,7 @@ def measure() -> dict[str, float]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.add_init_script(WITHOUT_TITLES)
+        shorten_requests(page)
         found = first_load(page, address)
         found["heap_empty"] = heap(page)
         import_messages(page)

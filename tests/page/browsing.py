@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 """Installed by `npm ci`."""
@@ -70,6 +70,16 @@ def import_chat(page: Page, title: str, texts: list[str]) -> None:
         {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
     )
     page.get_by_role("link", name=title).click()
+
+
+def shorten_requests(page: Page) -> None:
+    """Send only the last message of each chat request: the context of scripted models is short."""
+
+    def shorten(route: Route) -> None:
+        body = route.request.post_data_json
+        route.continue_(post_data=json.dumps(body | {"messages": body["messages"][-1:]}))
+
+    page.route("**/v1/chat/completions", shorten)
 
 
 def assert_accessible(page: Page) -> None:
