@@ -6,6 +6,7 @@ import { isDark } from "../shell/theme";
 import { type Catalogue, labels } from "../text";
 import { formatClock, formatCount, formatRate, formatSeconds } from "../ui/format";
 import type { Samples } from "./state";
+import { axisWidth } from "./axis";
 import { TimeWindow, type Window } from "./TimeWindow";
 
 type Labels = Catalogue["live"];
@@ -47,14 +48,6 @@ const PLOTS: Plot[] = [
 const INTEGER_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const MIN_SECONDS = 60;
 const HEIGHT = 120;
-const CHARACTER = 6.5; // pixels
-
-/** Return the width of the y axis: its widest label, and room for the ticks. */
-function axisWidth(labels: readonly string[] | null): number {
-  const longest = Math.max(0, ...(labels ?? []).map((one) => one.length));
-  return Math.max(44, Math.ceil(longest * CHARACTER) + 18);
-}
-
 /** Return a color of base.css for a canvas; light-dark() is resolved on elements only. */
 function color(element: HTMLElement, name: string): string {
   element.style.color = `var(${name})`;
