@@ -34,6 +34,18 @@ def test_the_policy_allows_scripts_of_the_server_only() -> None:
     assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
     assert policy["img-src"] == "'self' blob:" and policy["media-src"] == "blob:"
     assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
+    assert policy["frame-src"] == "'self'"
+
+
+def test_previews_run_without_an_origin_and_without_requests() -> None:
+    policy = dict(
+        part.split(" ", 1) for part in client.get("/preview.html").headers["content-security-policy"].split("; ")
+    )
+    assert policy == {
+        "default-src": "'none'", "script-src": "'unsafe-inline'", "style-src": "'unsafe-inline'", "img-src": "data:",
+        "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'self'",
+        "sandbox": "allow-scripts",
+    }  # fmt: skip
 
 
 def test_files_are_cached_and_compressed() -> None:

@@ -44,6 +44,7 @@ _POLICY = "; ".join(
         "media-src blob:",
         "font-src 'self'",
         "connect-src 'self'",
+        "frame-src 'self'",
         "worker-src 'self'",
         "manifest-src 'self'",
         "base-uri 'none'",
@@ -53,8 +54,22 @@ _POLICY = "; ".join(
         "trusted-types llamado",
     )
 )
+PREVIEW_PATH = "/preview.html"
+# The frame in which users preview HTML and SVG of an answer: scripts run without an origin, and without any request.
+_PREVIEW_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'unsafe-inline'",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+        "sandbox allow-scripts",
+    )
+)
 _SECURITY_HEADERS = {
-    "Content-Security-Policy": _POLICY,
+    "X-DNS-Prefetch-Control": "off",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -92,6 +107,7 @@ async def page_response(path: str, headers: Mapping[str, str]) -> Response:
     is_immutable = path.startswith("/assets/")
     response_headers = {
         **_SECURITY_HEADERS,
+        "Content-Security-Policy": _PREVIEW_POLICY if path == PREVIEW_PATH else _POLICY,
         "ETag": tag,
         "Cache-Control": "public, max-age=31536000, immutable" if is_immutable else "no-cache",
         "Vary": "Accept, Accept-Encoding",

@@ -2,9 +2,11 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { labels } from "../text";
 import { Copy } from "../ui/Copy";
+import { Icon } from "../ui/Icon";
 import type { highlight } from "./highlight";
 import { Plain } from "./Plain";
 import { displayText } from "./displayText";
+import { Preview, previewOf } from "./Preview";
 
 /** Longer code is not colored, in characters. */
 const MAX_COLORED = 20_000;
@@ -26,13 +28,21 @@ export function Code({ text, language, isComplete }: { text: string; language: s
   useEffect(() => {
     if (isColored && !ready) void load().then(() => setReady(true), () => undefined);
   }, [isColored, ready]);
+  const preview = isComplete ? previewOf(language, text) : null;
+  const [isPreviewed, setPreviewed] = useState(false);
   const tree = isColored && ready ? loaded?.(language, text) : null;
   return (
     <div class="code">
       <div class="code-head">
         <span>{language || labels.value.markdown.text}</span>
+        {preview !== null && (
+          <button class="quiet small" type="button" aria-pressed={isPreviewed} onClick={() => setPreviewed(!isPreviewed)}>
+            <Icon name="eye" /> {labels.value.markdown.preview}
+          </button>
+        )}
         <Copy text={text} />
       </div>
+      {preview !== null && isPreviewed && <Preview key={preview} content={preview} />}
       <pre tabIndex={0}>
         <code>{tree ? renderHighlighted(tree) : <Plain text={text} />}</code>
       </pre>

@@ -362,6 +362,8 @@ export const de: Catalogue = {
     done: "erledigt",
     toDo: "offen",
     footnote: (name) => `Fußnote ${name}`,
+    preview: "Vorschau",
+    previewFrame: "Vorschau des Codes",
     directionCharacter: "ein Zeichen, das die Schreibrichtung ändert",
   },
 

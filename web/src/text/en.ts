@@ -354,6 +354,8 @@ export const en = {
     done: "done",
     toDo: "to do",
     footnote: (name: string) => `Footnote ${name}`,
+    preview: "Preview",
+    previewFrame: "Preview of the code",
     directionCharacter: "a character that changes the direction of the text",
   },
 

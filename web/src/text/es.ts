@@ -356,6 +356,8 @@ export const es: Catalogue = {
     done: "hecho",
     toDo: "pendiente",
     footnote: (name) => `Nota ${name}`,
+    preview: "Vista previa",
+    previewFrame: "Vista previa del código",
     directionCharacter: "un carácter que cambia la dirección del texto",
   },
 

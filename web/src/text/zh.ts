@@ -344,6 +344,8 @@ export const zh: Catalogue = {
     done: "已完成",
     toDo: "未完成",
     footnote: (name) => `脚注 ${name}`,
+    preview: "预览",
+    previewFrame: "代码预览",
     directionCharacter: "改变文字方向的字符",
   },
 
