@@ -53,4 +53,4 @@ def test_compressed_files_fit_the_budget() -> None:
     """All views and one language, without PDF."""
     rare = re.compile(r"pdf|(de|es|zh)-")
     names = {path.name for path in (BUILT / "assets").iterdir() if path.suffix in (".js", ".css")}
-    assert compressed({name for name in names if not rare.match(name)}) <= 270_000
+    assert compressed({name for name in names if not rare.match(name)}) <= 280_000

@@ -15,6 +15,8 @@ from browsing import choose_action, open_view, send, take_picture, unfold, until
 from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
+from llamado.http.errors import shutting_down
+
 pytestmark = pytest.mark.browser
 
 
@@ -560,6 +562,9 @@ def test_each_chat_has_its_own_draft(chat: Page, tmp_path: Path) -> None:
     expect(field).to_have_value("")
 
 
+FIRST_TOKEN = {"choices": [{"delta": {"content": "A"}}]}
+
+
 @pytest.mark.parametrize(
     ("status", "body", "message", "advice"),
     [
@@ -567,7 +572,8 @@ def test_each_chat_has_its_own_draft(chat: Page, tmp_path: Path) -> None:
         (500, {"error": {"message": "device lost."}}, "device lost", "choose Regenerate"),
         (503, {"error": {"message": "Loading model"}}, "The model is still loading", "choose Regenerate"),
         (400, {"error": {"message": "no.", "type": "exceed_context_size_error"}}, "longer than", "start a new chat"),
-        (200, [{"choices": [{"delta": {"content": "A"}}]}, {"error": {"message": "gone"}}], "gone", "choose Continue"),
+        (200, [FIRST_TOKEN, {"error": {"message": "gone"}}], "gone", "choose Continue"),
+        (200, [FIRST_TOKEN, {"error": shutting_down().error}], "was shut down", "choose Continue"),
     ],
 )  # fmt: skip
 def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: Any, message: str, advice: str) -> None:

@@ -18,6 +18,7 @@ export function explain(error: unknown, action: keyof Catalogue["errors"]["again
   if (type === "exceed_context_size_error") return t.contextExceeded(withoutPeriod(message));
   if (status === 413) return t.tooLarge(withoutPeriod(message));
   if (status === 503 && message.startsWith("Loading model")) return t.modelLoading(again);
+  if (status === 503 && message.includes("is shutting down")) return t.shutDown(again);
   if (status === 429 || status === 503) return t.busy(withoutPeriod(message), again);
   if (status < 500) return t.rejected(withoutPeriod(message), again);
   return t.failed(withoutPeriod(message), again);

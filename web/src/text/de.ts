@@ -71,6 +71,7 @@ export const de: Catalogue = {
     tooLarge: (message) =>
       `Dieser Chat ist größer, als der Server annimmt: ${message}. Löschen Sie Nachrichten mit Bildern oder Tönen, oder beginnen Sie einen neuen Chat.`,
     modelLoading: (again) => `Das Modell wird noch geladen. Warten Sie, bis es bereit ist, und ${again}.`,
+    shutDown: (again) => `Der Server wurde beendet, bevor die Antwort vollständig war. Wenn er wieder läuft, ${again}.`,
     busy: (message, again) => `Der Server ist ausgelastet: ${message}. Warten Sie einen Moment, und ${again}.`,
     rejected: (message, again) => `Der Server hat das abgelehnt: ${message}. Ändern Sie den Text oder die Einstellungen, und ${again}.`,
     failed: (message, again) => `Fehler des Servers: ${message}. Warten Sie einen Moment, und ${again}.`,

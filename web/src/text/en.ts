@@ -70,6 +70,7 @@ export const en = {
     tooLarge: (message: string) =>
       `This chat is larger than the server accepts: ${message}. Delete messages with pictures or sounds, or start a new chat.`,
     modelLoading: (again: string) => `The model is still loading. Wait until it is ready, then ${again}.`,
+    shutDown: (again: string) => `The server was shut down before the answer was complete. When it runs again, ${again}.`,
     busy: (message: string, again: string) => `The server is busy: ${message}. Wait a moment, then ${again}.`,
     rejected: (message: string, again: string) => `The server rejected this: ${message}. Change the text or the settings, then ${again}.`,
     failed: (message: string, again: string) => `The server failed: ${message}. To try again, ${again}.`,

@@ -71,6 +71,7 @@ export const es: Catalogue = {
     tooLarge: (message) =>
       `Este chat es mayor de lo que acepta el servidor: ${message}. Elimine mensajes con imágenes o sonidos, o empiece un chat nuevo.`,
     modelLoading: (again) => `El modelo todavía se está cargando. Espere a que esté listo y ${again}.`,
+    shutDown: (again) => `El servidor se detuvo antes de completar la respuesta. Cuando vuelva a funcionar, ${again}.`,
     busy: (message, again) => `El servidor está ocupado: ${message}. Espere un momento y ${again}.`,
     rejected: (message, again) => `El servidor lo rechazó: ${message}. Cambie el texto o los ajustes y ${again}.`,
     failed: (message, again) => `Error del servidor: ${message}. Espere un momento y ${again}.`,

@@ -64,6 +64,7 @@ export const zh: Catalogue = {
     contextExceeded: (message) => `内容超出了模型的上下文：${message}。请缩短内容、新建对话，或用更大的 --ctx-size 重启服务器。`,
     tooLarge: (message) => `此对话超出了服务器的上限：${message}。请删除带有图片或声音的消息，或新建对话。`,
     modelLoading: (again) => `模型仍在加载。请等待加载完成，然后${again}。`,
+    shutDown: (again) => `服务器在回答完成之前已停止。服务器恢复后，${again}。`,
     busy: (message, again) => `服务器繁忙：${message}。请稍候，然后${again}。`,
     rejected: (message, again) => `服务器拒绝了请求：${message}。请修改文本或设置，然后${again}。`,
     failed: (message, again) => `服务器出错：${message}。请稍候，然后${again}。`,
