@@ -127,7 +127,7 @@ def test_marks_of_deleted_chats_are_limited(tmp_path: Path, monkeypatch: pytest.
     folder = ChatFolder(tmp_path)
     for n in range(20):
         folder.delete(f"c{n}", folder.write(f"c{n}", b"{}", None).revision)
-    _, deleted = folder.list()
+    _, deleted = folder.entries()
     assert len(deleted) <= 6 and "c19" in deleted
 
 
@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_the_chat_as_it_was(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="space"):
         folder.write("a", b'{"n":2}', entry.revision)
-    assert folder.read("a") == (b'{"n":1}', entry.revision) and len(folder.list()[0]) == 1
+    assert folder.read("a") == (b'{"n":1}', entry.revision) and len(folder.entries()[0]) == 1
     monkeypatch.undo()
     folder.write("a", b'{"n":2}', entry.revision)
     with pytest.raises(ChatConflict):

@@ -32,7 +32,8 @@ _MAX_HEAD = 200  # bytes of the first line
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 # The prefix avoids names that Windows reserves, such as "con".
 _CHAT, _MARK = "chat-{}.json", "deleted-{}"
-_NAME = re.compile(rf"(?P<kind>chat|deleted)-(?P<id>{_ID.pattern})(?:\.json)?")
+_CHAT_NAME = re.compile(rf"chat-({_ID.pattern})\.json")
+_MARK_NAME = re.compile(rf"deleted-({_ID.pattern})")
 
 
 class ChatError(LlamadoError):
@@ -73,15 +74,10 @@ class ChatFolder:
         self._path = path
         self._lock = threading.Lock()
 
-    def list(self) -> tuple[list[ChatEntry], list[str]]:
+    def entries(self) -> tuple[list[ChatEntry], list[str]]:
         """Return all chats, and the ids of deleted ones."""
-        chats, deleted = [], []
-        for name, id in self._names():
-            if name == _MARK.format(id):
-                deleted.append(id)
-            elif (entry := self._entry(id)) is not None:
-                chats.append(entry)
-        return chats, deleted
+        found = (self._entry(id) for id in self._ids(_CHAT_NAME))
+        return [entry for entry in found if entry is not None], self._ids(_MARK_NAME)
 
     def read(self, id: str) -> tuple[bytes, str]:
         """Return a chat and its revision. Raises UnknownChat, and ChatError for a damaged file."""
@@ -98,7 +94,7 @@ class ChatFolder:
         """Store a chat in place of its revision `expected`; None: a new one. Raises ChatConflict, TooManyChats."""
         with self._locked():
             self._check(id, expected)
-            if expected is None and sum(name.startswith("chat") for name, _ in self._names()) >= MAX_CHATS:
+            if expected is None and len(self._ids(_CHAT_NAME)) >= MAX_CHATS:
                 raise TooManyChats(f"more than {MAX_CHATS} chats are stored: delete some")
             file = self._file(id)
             if expected == DAMAGED:
@@ -144,18 +140,16 @@ class ChatFolder:
             revision = DAMAGED
         return ChatEntry(id, revision, status.st_mtime, status.st_size)
 
-    def _names(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the id of each chat and each mark."""
+    def _ids(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the ids in the names of files."""
         try:
             names = os.listdir(self._path)
         except FileNotFoundError:
-            return
-        for name in names:
-            if found := _NAME.fullmatch(name):
-                yield name, found["id"]
+            return []
+        return [found[1] for name in names if (found := pattern.fullmatch(name))]
 
     def _drop_old_marks(self) -> None:
-        marks = [self._mark(id) for name, id in self._names() if name == _MARK.format(id)]
+        marks = [self._mark(id) for id in self._ids(_MARK_NAME)]
         if len(marks) > MAX_CHATS:
             for mark in sorted(marks, key=lambda one: one.stat().st_mtime)[: MAX_CHATS // 2]:
                 mark.unlink(missing_ok=True)

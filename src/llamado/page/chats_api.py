@@ -22,7 +22,6 @@ from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_supported
 from llamado.page.chat_folder import (
     MAX_CHAT_BYTES,
-    MAX_CHATS,
     ChatConflict,
     ChatError,
     ChatFolder,
@@ -58,14 +57,13 @@ class ChatsApi:
     async def list_chats(self, request: Request) -> Response:
         """`GET /chats`."""
         folder, owner = self._folder(request)
-        chats, deleted = await _run(folder.list)
+        chats, deleted = await _run(folder.entries)
         body = {
             "owner": owner,
             "chats": [
                 {"id": one.id, "revision": one.revision, "updated": one.updated, "bytes": one.bytes} for one in chats
             ],
             "deleted": deleted,
-            "limits": {"chats": MAX_CHATS, "bytes": MAX_CHAT_BYTES},
         }
         return json_response(orjson.dumps(body), headers={"Cache-Control": "no-store"})
 
