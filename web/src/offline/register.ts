@@ -4,6 +4,7 @@ import { scriptUrl } from "../shell/trusted";
 export function registerServiceWorker(): void {
   const container = navigator.serviceWorker as ServiceWorkerContainer | undefined;
   if (!import.meta.env.PROD || !container) return;
-  // A browser that forbids it, for example in a private window, changes nothing for the page.
-  void container.register(scriptUrl("./sw.js")).catch(() => undefined);
+  // The files that it stores should not delay the first view. A browser that forbids it, for example in a private window,
+  // changes nothing for the page.
+  addEventListener("load", () => void container.register(scriptUrl("./sw.js")).catch(() => undefined));
 }
