@@ -19,10 +19,11 @@ import { ContextGauge } from "./ContextGauge";
 import { MessageList } from "./MessageList";
 import { ModelSwitcher } from "./ModelPicker";
 import { PromptMenu } from "./PromptMenu";
+import { pruneQueue } from "./queue";
 import { QueueList } from "./QueueList";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { changeSettings, current, isLoaded, openConversation, readConversations, shownPath, shownSettings, storageFailure } from "./store";
+import { changeSettings, conversations, current, isLoaded, openConversation, readConversations, shownPath, shownSettings, storageFailure } from "./store";
 import { busy, stop } from "./tasks";
 import { nameNewChats } from "./titles";
 import { Examples } from "./Welcome";
@@ -72,7 +73,9 @@ export function Chat() {
     subject.value = current.value?.title ?? "";
   }, [current.value?.title]);
   useEffect(() => () => void (subject.value = ""), []);
-  useEffect(() => void readConversations(), []);
+  useEffect(() => {
+    void readConversations().then(() => pruneQueue(new Set(conversations.value.map((one) => one.id))));
+  }, []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
   const model = modelFor(settings.model);

@@ -37,3 +37,9 @@ export function takeQueued(id: string): { text: string; attachments: Attachment[
   attachmentsOf.delete(id);
   return { text: found.text, attachments };
 }
+
+/** Remove the messages of deleted conversations. */
+export function pruneQueue(conversations: ReadonlySet<string>): void {
+  const left = queue.value.filter((one) => conversations.has(one.conversation));
+  if (left.length < queue.value.length) queue.value = left;
+}
