@@ -67,6 +67,10 @@ def test_views_have_no_serious_violations(browser: Browser, scheme: Any, width: 
             page.get_by_label("top_k", exact=True).wait_for()
             check(f"{view}, settings")
             page.get_by_role("button", name="Close settings").click()
+        for view, content in (("live", ".lane"), ("cluster", ".start"), ("lab", ".start")):
+            page.goto(f"{address}#/{view}")
+            page.locator(content).first.wait_for()
+            check(view)
         page.goto(f"{address}#/chat")
         if width < 760:
             page.get_by_role("button", name="Chats").click()

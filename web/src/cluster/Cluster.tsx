@@ -41,7 +41,7 @@ function SingleMachine() {
       <p>{t.singleAbout}</p>
       <p>{t.trySplit}</p>
       <pre>
-        <code>{START}</code> <Copy text={START} />
+        <code tabIndex={0}>{START}</code> <Copy text={START} />
       </pre>
       <p>
         <Rich text={t.otherMachines} />

@@ -49,7 +49,7 @@ function ClosedLab() {
         <Rich text={t.offAbout} />
       </p>
       <pre>
-        <code>{START}</code> <Copy text={START} />
+        <code tabIndex={0}>{START}</code> <Copy text={START} />
       </pre>
     </section>
   );

@@ -77,7 +77,7 @@ export function Waterfall({ live, now }: { live: LiveState; now: number }) {
         <TimeWindow title={t.timeShown} windows={windows} chosen={chosen} />
       </div>
       {/* Focusable, so that the keyboard can scroll it. */}
-      <div class="waterfall" tabIndex={0} role="region" aria-label={t.requests}>
+      <div class="waterfall" tabIndex={0} role="region" aria-label={t.requestTable}>
         <table>
           <thead>
             <tr>

@@ -455,6 +455,7 @@ export const de: Catalogue = {
     socket: "Socket",
 
     requests: "Zeitleiste der Anfragen",
+    requestTable: "Anfragen im Zeitverlauf",
     phases: { queue: "Warten", prompt: "Prompt", generation: "Erzeugung" },
     timeShown: "Zeitraum",
     seconds: (n) => count(n, "Sekunde", "Sekunden"),

@@ -447,6 +447,7 @@ export const en = {
     socket: "socket",
 
     requests: "Request timeline",
+    requestTable: "Requests over time",
     phases: { queue: "waiting", prompt: "prompt", generation: "generation" },
     timeShown: "Time shown",
     seconds: (n: number) => count(n, "second"),

@@ -454,6 +454,7 @@ export const es: Catalogue = {
     socket: "socket",
 
     requests: "Cronología de peticiones",
+    requestTable: "Peticiones a lo largo del tiempo",
     phases: { queue: "espera", prompt: "prompt", generation: "generación" },
     timeShown: "Periodo",
     seconds: (n) => count(n, "segundo", "segundos"),

@@ -435,6 +435,7 @@ export const zh: Catalogue = {
     socket: "套接字",
 
     requests: "请求时间线",
+    requestTable: "各时间的请求",
     phases: { queue: "等待", prompt: "提示词", generation: "生成" },
     timeShown: "时间范围",
     seconds: (n) => `${formatCount(n)} 秒`,
