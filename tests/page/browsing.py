@@ -20,6 +20,12 @@ AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min
 """Installed by `npm ci`."""
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
 
+WITHOUT_TITLES = """
+if (location.protocol === "http:" && !localStorage.getItem("llamado.preferences"))
+  localStorage.setItem("llamado.preferences", '{"titles": false}');
+"""
+"""Titles by the model are requests that most tests do not expect."""
+
 
 def send(page: Page, text: str) -> None:
     """Send a message in the chat or the compare view."""

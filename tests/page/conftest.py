@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import serving
+from browsing import WITHOUT_TITLES, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 _needing_browser = [path for path in Path(__file__).parent.glob("test_*.py") if "mark.browser" in path.read_text()]
 collect_ignore = [] if find_spec("playwright") else _needing_browser
 CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-
-WITHOUT_TITLES = """
-if (location.protocol === "http:" && !localStorage.getItem("llamado.preferences"))
-  localStorage.setItem("llamado.preferences", '{"titles": false}');
-"""
-"""Titles by the model are requests that most tests do not expect."""
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import send, until
-from conftest import WITHOUT_TITLES
+from browsing import WITHOUT_TITLES, send, until
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser

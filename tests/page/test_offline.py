@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browsing import send
-from conftest import WITHOUT_TITLES
+from browsing import WITHOUT_TITLES, send
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
