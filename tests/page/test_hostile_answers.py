@@ -168,9 +168,7 @@ def test_hostile_names_titles_and_errors_are_shown_as_text(page: Page, listener:
             page.get_by_label("Chat file").set_input_files(
                 {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
             )
-            expect(page.locator(".sidebar-foot [role=status]")).to_contain_text(
-                "no chats" if broken == 3 else "incomplete"
-            )
+            expect(page.locator(".short-notice").last).to_contain_text("no chats" if broken == 3 else "incomplete")
         page.route(
             "**/v1/chat/completions",
             lambda route: route.fulfill(status=500, json={"error": {"message": evil, "type": evil}}),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import assert_accessible, open_view, send, serving, take_picture, until
+from browsing import assert_accessible, choose_action, open_view, send, serving, take_picture, until
 from PIL import Image
 from playwright.sync_api import BrowserContext, FileChooser, Locator, Page, Route, expect
 from projectors import spec
@@ -247,8 +247,7 @@ def test_attachments_survive_reload_and_edit_and_are_deleted_with_the_message(
     files = [one["attachments"] for one in exported["messages"] if one["role"] == "user"]
     assert files == [[{"name": "red.png", "tokens": TOKENS_OF_PICTURE, "data": uri(red)}]] * 2
 
-    chat.get_by_role("button", name="Delete What is it?").click()
-    chat.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    choose_action(chat, "What is it?", "Delete")
     until(chat, lambda: chat.evaluate(N_STORED) == 0)
     chat.get_by_label("Chat file").set_input_files(file)
     chat.locator(".chats-row a").click()
@@ -461,8 +460,7 @@ def test_full_storage_is_explained_and_the_chat_goes_on(
     expect(notice).to_contain_text("storage for this page is full")
     expect(sent(chat)).to_have_count(1)
     session.send("Storage.overrideQuotaForOrigin", {"origin": address})
-    chat.get_by_role("button", name="Delete An old chat").click()
-    chat.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    choose_action(chat, "An old chat", "Delete")
     expect(notice).to_have_count(0)  # it was stored now
     chat.reload()
     until(chat, lambda: is_loaded(sent(chat).locator("img")))
