@@ -49,6 +49,8 @@ def main() -> None:
     command += ["--latency", flags.latencies, "--compare", "predicted"]
     command += ["-r", str(1 if flags.quick else flags.rounds), "-o", "json"]
     rows = json.loads(run(command, timeout=_TIMEOUT))
+    for row in rows:
+        row["model"] = Path(row["model"]).name
     print(table(rows))
     if flags.json:
         flags.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
