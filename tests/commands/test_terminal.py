@@ -147,7 +147,7 @@ def test_stopped_answer_is_kept_in_part(backend: FakeBackend) -> None:
 
 
 def test_statistics_count_a_stopped_answer() -> None:
-    class Stopped:
+    class StoppingBackend:
         name, notes = "fake", ()
 
         def answer(self, messages: Any, settings: Any) -> Generator[AnswerPiece, None, AnswerStats]:
@@ -157,7 +157,7 @@ def test_statistics_count_a_stopped_answer() -> None:
 
         def close(self) -> None: ...
 
-    handle = RecordedSession(Stopped())
+    handle = RecordedSession(StoppingBackend())
     handle("one")
     said = handle("/stats")
     assert said[1] == "messages: 2, answers: 1, generated tokens: 2" and said[3] == "last prompt: 7 tokens"

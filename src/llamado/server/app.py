@@ -29,7 +29,6 @@ from llamado.page.chats_api import CHATS, is_chats_path
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.audio.transcriptions import transcriptions_router
-from llamado.server.api.chats import chats_router
 from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
 from llamado.server.api.cluster.lab_routes import lab_router
 from llamado.server.api.completions import completions_router
@@ -44,6 +43,7 @@ from llamado.server.api.routes import Routes, document
 from llamado.server.api.slots import slots_router
 from llamado.server.api.status import health_body, monitor_router
 from llamado.server.api.tokenize import text_router
+from llamado.server.chat_routes import chats_router
 from llamado.server.errors import ApiError, not_found, translate
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox

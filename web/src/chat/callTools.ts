@@ -23,7 +23,7 @@ export async function answerWithTools(stopped: AbortSignal, thread: Thread, from
   if (current.value?.id === ended.conversation) await runAutomatically(stopped, ended);
 }
 
-/** Request the answers to a question: one, or as many as the user wants to choose from. */
+/** Request the answers to a question: one, or as many as the settings ask for. */
 export async function answerQuestion(stopped: AbortSignal, thread: Thread): Promise<void> {
   const { answers } = preferences.value;
   if (answers < 2) return answerWithTools(stopped, thread);

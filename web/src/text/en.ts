@@ -74,7 +74,7 @@ export const en = {
     busy: (message: string, again: string) => `The server is busy: ${message}. Wait a moment, then ${again}.`,
     rejected: (message: string, again: string) => `The server rejected this: ${message}. Change the text or the settings, then ${again}.`,
     failed: (message: string, again: string) => `The server failed: ${message}. To try again, ${again}.`,
-    /** What the user does to try again, as `again` above. */
+    /** Advice for trying again, inserted as `again` above. */
     again: { continue: "choose Continue", regenerate: "choose Regenerate", ask: "ask again", start: "start again" },
   },
 
