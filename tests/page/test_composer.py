@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from browsing import assert_accessible, send
+from browsing import assert_accessible, send, unfold
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -179,6 +179,7 @@ def test_one_of_several_answers_is_chosen(page: Page, engine: ScriptedEngine) ->
     numbers = iter("abc")
     engine.say = lambda prompt: f"Answer {next(numbers, 'to the second')}."
     page.get_by_role("button", name="Settings").click()
+    unfold(page, "All chats")
     page.get_by_label("Answers to each question").select_option("3")
     page.get_by_role("button", name="Close settings").click()
     send(page, "One")

@@ -79,7 +79,7 @@ def test_common_settings_come_first_and_others_are_folded(chat: Page) -> None:
     settings.get_by_label("max_tokens", exact=True).wait_for()
     shown = settings.locator("label:visible")
     expect(shown).to_have_text(["System prompt", "temperature", "top_p", "max_tokens"])
-    expect(settings.locator("summary")).to_have_text(["Sampling", "Penalties", "Advanced"])
+    expect(settings.locator("summary")).to_have_text(["Sampling", "Penalties", "Advanced", "All chats"])
     settings.get_by_text("Penalties", exact=True).click()
     expect(settings.get_by_label("repeat_penalty", exact=True)).to_be_visible()
     settings.get_by_label("Find a parameter").fill("schema")

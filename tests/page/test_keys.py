@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browsing import assert_accessible, open_view, send
+from browsing import assert_accessible, open_view, send, unfold
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -96,6 +96,7 @@ def test_the_model_names_a_chat_once_it_is_idle(page: Page, engine: ScriptedEngi
     ask(page, "Rivers")
     assert len(engine.requests) == 1  # switched off
     page.get_by_role("button", name="Settings").click()
+    unfold(page, "All chats")
     page.get_by_label("Let the model name new chats").check()
     page.get_by_role("button", name="Close settings").click()
     page.get_by_role("link", name="New chat").click()

@@ -36,9 +36,15 @@ export const MessageView = memo(({ message, isStreaming, progress }: Props) => {
     setEdits(false);
     setProbs(false);
   }, [message.id]); // another version
+  const returnsFocus = useRef(false);
+  useLayoutEffect(() => {
+    // Not a frame later: the user may type elsewhere by then.
+    if (!edits && returnsFocus.current) article.current?.querySelector<HTMLElement>(".edit")?.focus();
+    returnsFocus.current = false;
+  }, [edits]);
   function endEditing() {
+    returnsFocus.current = true;
     setEdits(false);
-    requestAnimationFrame(() => article.current?.querySelector<HTMLElement>(".edit")?.focus());
   }
   const name = { user: labels.value.common.you, assistant: message.model || labels.value.common.model, tool: t.tool }[message.role];
   return (

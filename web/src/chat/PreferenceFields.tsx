@@ -10,8 +10,8 @@ export function PreferenceFields() {
   const { answers, pasteLimit, titles } = preferences.value;
   const limit = useDraft(pasteLimit, (text) => changePreferences({ pasteLimit: Math.max(0, Math.trunc(Number(text) || 0)) }));
   return (
-    <fieldset class="preferences">
-      <legend>{t.title}</legend>
+    <details class="preferences">
+      <summary>{t.title}</summary>
       <label>
         {t.answers}
         <select value={answers} onChange={(event) => changePreferences({ answers: Number(event.currentTarget.value) })}>
@@ -30,6 +30,6 @@ export function PreferenceFields() {
         <input type="checkbox" checked={titles} onChange={(event) => changePreferences({ titles: event.currentTarget.checked })} />
         {t.titles}
       </label>
-    </fieldset>
+    </details>
   );
 }
