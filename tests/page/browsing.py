@@ -92,6 +92,9 @@ def assert_accessible(page: Page) -> None:
     """Fail if axe-core finds a violation in the view; does nothing if it is not installed."""
     if AXE.exists():
         page.evaluate(AXE.read_text())
+        # A color that fades in has too little contrast for a moment.
+        transitions = "document.getAnimations().filter((one) => one instanceof CSSTransition)"
+        page.evaluate(f"Promise.allSettled({transitions}.map((one) => one.finished)).then(() => null)")
         assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
 
 
