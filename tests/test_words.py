@@ -60,10 +60,10 @@ REWRITTEN_TESTS = (
     "tiny",
 )
 
-_OPENING = re.compile(
-    r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which|Also|And|But|Else|Otherwise|Neither|Not even"
-    r"|Not only)\b"
-)
+QUESTIONS = "What Whether Who Whose Whoever How Where Which".split()
+CONTINUATIONS = ["Those", "That which", "Also", "And", "But", "Else", "Otherwise", "Neither", "Not even", "Not only"]
+"""Words that continue the name above a docstring, which readers have to put together then."""
+_OPENING = re.compile(rf"({'|'.join(QUESTIONS + CONTINUATIONS)})\b")
 # Nobody in particular, and software that behaves like a person.
 _RIDDLES = re.compile(
     r"\b(nobody|somebody|anybody|whoever|what goes along|goes elsewhere|is told|are told|was told|hears? of"

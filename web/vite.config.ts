@@ -31,7 +31,7 @@ function sourcesDigest(): Plugin {
 }
 
 /** Files that are too large, or needed too rarely, to be kept for offline use before they are used. */
-const LARGE = /pdf|mermaid/;
+const LARGE = /pdf/;
 
 /** Fill in what the service worker keeps: a hash of all files, which changes with each build, and their names. */
 function offlineFiles(): Plugin {

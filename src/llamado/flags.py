@@ -578,8 +578,8 @@ SERVER = _group(
     _used("--ui-config-file --webui-config-file", "JSON file of initial settings of the web UI", type="str",
           metavar="FILE", env="LLAMA_ARG_UI_CONFIG_FILE"),
     _used("--chats",
-          "folder in which the web UI keeps its chats, besides the browser, so that all devices show the same; apart "
-          "for each API key; is created if necessary (default: chats are kept in the browser only)", type="str",
+          "folder in which the server stores the chats of the web UI, separately for each API key, so that all devices "
+          "show the same; created if necessary (default: only browsers store chats)", type="str",
           metavar="FOLDER", env="LLAMADO_CHATS"),
     _used("-to --timeout",
           "seconds without progress after which a connection is closed while a request is read or a response is "

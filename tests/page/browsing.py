@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,28 @@ if (location.protocol === "http:" && !localStorage.getItem("llamado.preferences"
   localStorage.setItem("llamado.preferences", '{"titles": false}');
 """
 """Titles by the model are requests that most tests do not expect."""
+
+
+class Listener:
+    """A server that records the beginning of each request. Connections without a request leave b""."""
+
+    def __init__(self) -> None:
+        seen: list[bytes] = []
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                seen.append(self.request.recv(1000))
+
+        self.seen = seen
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        # Browsers open connections early, and close unused ones after a minute: nothing waits for their threads.
+        self._server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def send(page: Page, text: str) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import WITHOUT_TITLES, serving
+from browsing import WITHOUT_TITLES, Listener, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
+    from scripted import ScriptedEngine
 
 # tests/page/run.sh installs playwright; without it the tests that need a browser are not collected.
 _needing_browser = [path for path in Path(__file__).parent.glob("test_*.py") if "mark.browser" in path.read_text()]
@@ -61,6 +62,33 @@ def page(context: BrowserContext) -> Iterator[Page]:
     yield found
     unexpected = [line for line in errors if not any(re.search(pattern, line) for pattern in expected)]
     assert not unexpected, unexpected
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """The scripted model of `chat`. Modules with other answers have their own."""
+    from scripted import ScriptedEngine
+
+    return ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.", delay=0.001)
+
+
+@pytest.fixture
+def chat(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
+    """A tab with the chat open."""
+    from scripted import scripted_server
+
+    with scripted_server(engine) as address:
+        page.goto(address)
+        page.get_by_label("Message", exact=True).wait_for()
+        yield page
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """A foreign server that should get no request."""
+    found = Listener()
+    yield found
+    found.close()
 
 
 def _is_remote(url: str) -> bool:

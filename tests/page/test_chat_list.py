@@ -16,11 +16,6 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.")
-
-
-@pytest.fixture
 def page(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
     """A page with three chats."""
     with scripted_server(engine) as address:

@@ -6,32 +6,17 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import choose_action, open_view, send, take_picture, unfold, until
+from browsing import choose_action, import_chat, open_view, send, take_picture, unfold, until
 from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
-from scripted import ScriptedEngine, scripted_server
+from scripted import ScriptedEngine
 
 from llamado.http.errors import shutting_down
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.", delay=0.001)
-
-
-@pytest.fixture
-def chat(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
-    """A page with the chat open."""
-    with scripted_server(engine) as address:
-        page.goto(address)
-        page.get_by_label("Message", exact=True).wait_for()
-        yield page
 
 
 def answers(page: Page) -> Locator:
@@ -271,19 +256,7 @@ def test_scrolling_up_stops_autoscroll(chat: Page, engine: ScriptedEngine) -> No
 def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
     code = "```python\nfor i in range(10): print(i)\n```\n\n$$\\sum_{i=1}^n \\frac{1}{i}$$\n\n"
     texts = [f"{n}. " + ("A line of words. " * 20 + "\n\n") * (n % 7 + 1) + code * (n > 290) for n in range(300)]
-    rows = [
-        {"id": str(n), "parent": str(n - 1) if n else None, "role": ("user", "assistant")[n % 2], "content": text}
-        for n, text in enumerate(texts)
-    ]
-    conversation = {"title": "Long", "leaf": "299", "updated": 1}
-    exported = {
-        "format": "llamado-conversations",
-        "version": 1,
-        "conversations": [{"conversation": conversation, "messages": rows}],
-    }
-    chat.get_by_label("Chat file").set_input_files(
-        {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
-    )
+    import_chat(chat, "Long", texts)
     for width in (1280, 390):
         if width == 390:
             chat.get_by_role("link", name="New chat").click()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import socketserver
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import computing, send
+from browsing import Listener, computing, send
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -21,30 +19,6 @@ globalThis.ran = [];
 globalThis.pwn = (what) => globalThis.ran.push(String(what));
 globalThis.alert = globalThis.pwn;
 """
-
-
-class Listener:
-    """Records connections, such as those for images and style sheets."""
-
-    def __init__(self) -> None:
-        seen: list[bytes] = []
-
-        class Handler(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                seen.append(self.request.recv(1000))
-
-        self.seen = seen
-        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-
-@pytest.fixture
-def listener() -> Iterator[Listener]:
-    found = Listener()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
 
 
 @pytest.fixture

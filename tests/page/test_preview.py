@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import re
-import socketserver
-import threading
 from collections.abc import Iterator
 
 import pytest
-from browsing import assert_accessible, send
+from browsing import Listener, assert_accessible, send
 from playwright.sync_api import FrameLocator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def requested() -> Iterator[tuple[str, list[bytes]]]:
-    """The address of a foreign server, and the requests that it got."""
-    seen: list[bytes] = []
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            seen.append(self.request.recv(1000))
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
-        server.shutdown()
 
 
 @pytest.fixture
@@ -110,30 +93,26 @@ form.submit();
 """
 
 
-def test_a_previewed_script_reaches_nothing(
-    chat: Page, engine: ScriptedEngine, requested: tuple[str, list[bytes]]
-) -> None:
+def test_a_previewed_script_reaches_nothing(chat: Page, engine: ScriptedEngine, listener: Listener) -> None:
     chat.expected_errors.append(".")  # type: ignore[attr-defined]  # the browser reports what it blocks
-    out, seen = requested
     here = chat.url.split("/#")[0].rstrip("/")
-    shown = preview(chat, engine, "html", ATTACKS % {"out": out, "here": here})
+    shown = preview(chat, engine, "html", ATTACKS % {"out": listener.address, "here": here})
     expect(shown.locator("#found")).to_have_text("reached: nothing, origin null")
-    assert not seen and chat.url.startswith(here) and len(chat.context.pages) == 1
+    assert not listener.seen and chat.url.startswith(here) and len(chat.context.pages) == 1
 
 
 @pytest.mark.parametrize("target", ["out", "here"])
 def test_a_previewed_script_cannot_leave_its_frame(
-    chat: Page, engine: ScriptedEngine, requested: tuple[str, list[bytes]], target: str
+    chat: Page, engine: ScriptedEngine, listener: Listener, target: str
 ) -> None:
     """A navigation would be a request, with data of its choice in the URL: to another server, or to this one's API."""
     chat.expected_errors.append(".")  # type: ignore[attr-defined]
-    out, seen = requested
     here = chat.url.split("/#")[0].rstrip("/")
-    goal = f"{out if target == 'out' else here}/left?data=1"
+    goal = f"{listener.address if target == 'out' else here}/left?data=1"
     shown = preview(chat, engine, "html", f"<p>begin</p><script>location = {goal!r}</script>")
     # The frame shows the browser's own error, which has no text of ours.
     expect(shown.get_by_text("begin")).to_have_count(0)
-    assert not seen
+    assert not listener.seen
     inner = [frame.url for frame in chat.frames if frame.parent_frame and frame.parent_frame != chat.main_frame]
     assert not any("left?" in url and not url.startswith("chrome-error:") for url in inner), inner
 

@@ -47,24 +47,30 @@ async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+class _TrackedSend:
+    """A `send` that notes when the response starts."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        self.is_started = True
+        return self._send(message)
+
+
 async def end_if_cancelled(app: App, scope: Scope, receive: Receive, send: Send, is_ending: Callable[[], bool]) -> None:
     """Run an application; send 503 if its task is cancelled before its response when the process `is_ending`.
 
     Streams of answers end with an error event by themselves.
     """
-    is_started = False
-
-    async def track(message: Any) -> None:
-        nonlocal is_started
-        is_started = True
-        await send(message)
-
+    tracked = _TrackedSend(send)
     try:
-        await app(scope, receive, track)
+        await app(scope, receive, tracked)
     except asyncio.CancelledError:
         if not is_ending():
             raise
-        if not is_started:
+        if not tracked.is_started:
             await error_response(shutting_down(), scope["path"], close=True)(scope, receive, send)
 
 
@@ -82,15 +88,9 @@ async def handle_errors(
 
     Exceptions other than LlamadoError are logged with their traceback. `is_ending`: see `end_if_cancelled`.
     """
-    started = False
-
-    async def track_start(message: Any) -> None:
-        nonlocal started
-        started = True
-        await send(message)
-
+    tracked = _TrackedSend(send)
     try:
-        await end_if_cancelled(app, scope, receive, track_start, is_ending)
+        await end_if_cancelled(app, scope, receive, tracked, is_ending)
         return
     except ClientDisconnected:
         return
@@ -98,5 +98,5 @@ async def handle_errors(
         if not isinstance(error, LlamadoError):
             log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
         fault = translate(error)
-    if not started:
+    if not tracked.is_started:
         await error_response(fault, scope["path"])(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`/chats`: the page's chats on the server, apart for each API key, so that several devices show the same.
+"""`/chats`: the page's chats on the server, separate for each API key, so that several devices show the same.
 
 Changes are conditional (RFC 9110, 13.1): `If-Match` with the revision that the client knows, or `If-None-Match: *` for
 a new chat. A client that missed another device's change gets 412 and loses nothing.
@@ -35,8 +35,8 @@ T = TypeVar("T")
 CHATS, CHAT = "/chats", "/chats/{id}"
 _STATUS = {UnknownChat: 404, ChatConflict: 412, TooManyChats: 507}
 _TYPES = {404: "not_found_error", 412: "invalid_request_error"}
-_ANYBODY = "everybody"
-"""Owner of the chats of a server without keys."""
+_SHARED = "everybody"
+"""Name of the folder of a server without keys."""
 
 
 def is_chats_path(path: str) -> bool:
@@ -51,7 +51,7 @@ class ChatsApi:
         self.is_on = folder is not None
         owners = {digest(key): _owner(key) for key in access.api_keys}
         self._owners: Mapping[bytes, str] = owners
-        names = [_ANYBODY, *owners.values()] if folder is not None else []
+        names = [_SHARED, *owners.values()] if folder is not None else []
         self._folders = {name: ChatFolder(Path(folder or "") / name) for name in names}
 
     async def list_chats(self, request: Request) -> Response:
@@ -101,7 +101,7 @@ class ChatsApi:
         if not self.is_on:
             raise not_supported("This server keeps no chats. Start it with `--chats FOLDER`")
         given = key_digests(dict(request.scope["headers"]))
-        owner = next((self._owners[one] for one in given if one in self._owners), _ANYBODY)
+        owner = next((self._owners[one] for one in given if one in self._owners), _SHARED)
         return self._folders[owner], owner
 
 
@@ -118,7 +118,7 @@ def _id(request: Request) -> str:
 
 
 def _expected(request: Request) -> str | None:
-    """Return the revision that the client knows; None: it sends a new chat. Raises ApiError if it says neither."""
+    """Return the revision that the client knows; None: the chat is new. Raises ApiError if both headers are missing."""
     if request.headers.get("if-none-match") == "*":
         return None
     if revision := request.headers.get("if-match", "").strip('"'):

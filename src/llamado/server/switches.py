@@ -70,7 +70,7 @@ class Switches:
     page_settings: Mapping[str, Any] = field(default_factory=dict)
     """Initial settings of the page, in place of its own defaults."""
     chats: str | None = None
-    """Folder of the page's chats; None: browsers keep them alone."""
+    """Folder of the page's chats; None: only browsers store them."""
     max_prompts: int = 1024
     """Most prompts of one request."""
     sleep_idle_seconds: int = -1

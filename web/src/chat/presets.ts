@@ -1,9 +1,9 @@
 // Presets: named settings, with the system prompt.
+import { type Named, withNamed, withoutName } from "../ui/named";
 import { persistentSignal } from "../ui/persistent";
 import type { Settings } from "./settings";
 
-export interface Preset {
-  name: string;
+export interface Preset extends Named {
   settings: Settings;
 }
 
@@ -11,10 +11,9 @@ export const presets = persistentSignal<readonly Preset[]>("presets", []);
 
 /** Save settings under a name, in the place of a preset with this name. */
 export function savePreset(name: string, settings: Settings): void {
-  const others = presets.value.filter((one) => one.name !== name);
-  presets.value = [...others, { name, settings }].sort((a, b) => a.name.localeCompare(b.name));
+  presets.value = withNamed(presets.value, { name, settings });
 }
 
 export function removePreset(name: string): void {
-  presets.value = presets.value.filter((one) => one.name !== name);
+  presets.value = withoutName(presets.value, name);
 }

@@ -1,9 +1,9 @@
 // Prompt library: saved texts that the user inserts into messages by name.
 import { signal } from "@preact/signals";
+import { type Named, withNamed, withoutName } from "../ui/named";
 import { persistentSignal } from "../ui/persistent";
 
-export interface SavedPrompt {
-  name: string;
+export interface SavedPrompt extends Named {
   text: string;
 }
 
@@ -12,12 +12,11 @@ export const isLibraryOpen = signal(false);
 
 /** Replace a prompt, or add one if `before` is undefined. A prompt with the same name is replaced too. */
 export function savePrompt(before: string | undefined, prompt: SavedPrompt): void {
-  const others = prompts.value.filter((one) => one.name !== before && one.name !== prompt.name);
-  prompts.value = [...others, prompt].sort((a, b) => a.name.localeCompare(b.name));
+  prompts.value = withNamed(before === undefined ? prompts.value : withoutName(prompts.value, before), prompt);
 }
 
 export function removePrompt(name: string): void {
-  prompts.value = prompts.value.filter((one) => one.name !== name);
+  prompts.value = withoutName(prompts.value, name);
 }
 
 /** Return the prompts whose name contains what follows the slash in a draft such as "/tra"; none for other drafts. */

@@ -1,4 +1,4 @@
-// Conversations, stored in the browser (IndexedDB) only.
+// Conversations, stored in the browser (IndexedDB).
 import { computed, signal } from "@preact/signals";
 import { labels } from "../text";
 import * as database from "./database";
@@ -10,7 +10,8 @@ import { conversationOf, forgetUnsaved, isAheadOfStorage, put, reasonUnsaved, re
 
 export { messagesOf } from "./database";
 
-const TITLE_LENGTH = 60;
+/** Most characters of a title. */
+export const TITLE_LENGTH = 60;
 
 /** All conversations, the last used first. */
 export const conversations = signal<Conversation[]>([]);

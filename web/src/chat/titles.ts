@@ -5,12 +5,11 @@ import { labels } from "../text";
 import { chatMessages } from "./generate";
 import { preferences } from "./preferences";
 import { requestFields } from "./settings";
-import { changeConversation, conversations, titleOf } from "./store";
+import { changeConversation, conversations, TITLE_LENGTH, titleOf } from "./store";
 import { isAnyBusy, onBusy, onIdle } from "./tasks";
 import { type Thread, threadOf } from "./thread";
 
 const MAX_TOKENS = 24;
-const MAX_LENGTH = 60;
 const ATTEMPTS = 10;
 const PAUSE_MS = 1000;
 
@@ -30,7 +29,7 @@ async function waitForIdleServer(signal: AbortSignal): Promise<boolean> {
 export function cleanTitle(answer: string): string {
   const line = answer.replace(/<think>.*?<\/think>/s, "").trim().split("\n")[0] ?? "";
   const title = line.replace(/^(\*\*|#+\s|title:\s*|["'“„«])+|(\*\*|["'”“»]|[.\s])+$/gi, "").trim();
-  return title.length > MAX_LENGTH ? "" : title;
+  return title.length > TITLE_LENGTH ? "" : title;
 }
 
 /** Ask the model for a title. The chat comes first, so that the server's prompt cache has most of the prompt. */

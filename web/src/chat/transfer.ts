@@ -14,10 +14,15 @@ import * as validate from "./validate";
 export type ExportedAttachment = { name: string; text: string } | { name: string; data: string; tokens?: number };
 export type ExportedMessage = Omit<Message, "attachments"> & { attachments?: ExportedAttachment[] };
 
+export interface ExportedConversation {
+  conversation: Conversation;
+  messages: ExportedMessage[];
+}
+
 export interface ExportFile {
   format: "llamado-conversations";
   version: 1;
-  conversations: { conversation: Conversation; messages: ExportedMessage[] }[];
+  conversations: ExportedConversation[];
 }
 
 async function exportAttachment(one: Attachment): Promise<ExportedAttachment> {
@@ -30,8 +35,8 @@ async function exportMessage({ attachments, ...message }: Message): Promise<Expo
   return attachments ? { ...message, attachments: await Promise.all(attachments.map(exportAttachment)) } : message;
 }
 
-/** Return a conversation as JSON for the server. */
-export async function exportWhole({ conversation, messages }: WholeConversation): Promise<unknown> {
+/** Return a conversation as JSON, for a file or the server. */
+export async function exportWhole({ conversation, messages }: WholeConversation): Promise<ExportedConversation> {
   return { conversation, messages: await Promise.all(messages.map(exportMessage)) };
 }
 
@@ -47,10 +52,7 @@ export async function exportConversations(ids: readonly string[]): Promise<Expor
     format: "llamado-conversations",
     version: 1,
     conversations: await Promise.all(
-      selected.map(async (conversation) => ({
-        conversation,
-        messages: await Promise.all((await messagesOf(conversation.id)).map(exportMessage)),
-      })),
+      selected.map(async (conversation) => exportWhole({ conversation, messages: await messagesOf(conversation.id) })),
     ),
   };
 }
