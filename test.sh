@@ -15,11 +15,18 @@ python="${PYTHON:-python3}"
   echo "Python 3.11 or newer is needed; PYTHON=… names one" >&2
   exit 1
 }
+doing="the installation of packages"
+trap 'echo "failed: $doing" >&2' ERR
+step() {
+  doing=$*
+  printf '\n== %s\n' "$doing"
+}
+
 stamp=.venv/.llamado-installed-dev
-if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
+if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ] || [ tests/constraints.txt -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # Only what is imported is compiled, when it is.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' </dev/null
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c tests/constraints.txt -e '.[dev]' </dev/null
   touch "$stamp"
 fi
 
@@ -28,8 +35,6 @@ if [ "${1:-}" = "fast" ]; then
   marks="$marks and not slow"
   shift
 fi
-
-step() { printf '\n== %s\n' "$*"; }
 
 step "ruff check"
 .venv/bin/ruff check .

@@ -10,7 +10,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v promtoo
   apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light prometheus systemd || true
 fi
 tests "checks and tests" ./test.sh
-step "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[full]'
+step "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[full]'
 for cpu in avx2 avx512; do
   LLAMADO_CPU=$cpu tests "the quick tests on a CPU of $cpu" "${pytest[@]}" -n 2 --dist loadfile \
     -m "not full and not interop and not browser and not slow"

@@ -1,4 +1,5 @@
-# Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last line names those that failed.
+# Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last lines name those that failed
+# and the last line that each of them printed.
 #
 # What takes long to make is kept in the user's cache folder: the compiled llama.cpp (LLAMADO_PEER_HOME, default
 # ~/.cache/llamado-peer), models and kernels (LLAMADO_CACHE, default ~/.cache/llamado).
@@ -6,6 +7,8 @@
 unset PYTHONDONTWRITEBYTECODE # see test.sh
 pytest=(.venv/bin/python -m pytest -q)
 flaky=() failed=()
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
 
 # Only a command that hangs takes so long: the slowest takes half an hour alone, and a busy machine four times as long.
 limit_s=14400
@@ -33,7 +36,7 @@ tests() {
   _timed "$1: failed tests once more" "${pytest[@]}" --last-failed --last-failed-no-failures none || code=$?
   mapfile -t again < <(_last_failed)
   mapfile -t -O ${#flaky[@]} flaky < <(comm -23 <(printf '%s\n' "${first[@]}") <(printf '%s\n' "${again[@]}"))
-  [ $code = 0 ] || failed+=("$1 ($(_reason $code): ${again[*]:0:5})")
+  [ $code = 0 ] || failed+=("$1 ($(_reason $code)) ${again[*]:0:5}")
 }
 
 # Print what was flaky and what failed; the exit status says whether anything failed.
@@ -49,13 +52,19 @@ finish() {
 
 _timed() {
   printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1"
-  timeout --kill-after=20 $limit_s "${@:2}" </dev/null
+  local code=0 sink
+  exec {sink}> >(exec tee "$output")
+  timeout --kill-after=20 $limit_s "${@:2}" </dev/null >&"$sink" 2>&1 {sink}>&- || code=$?
+  exec {sink}>&-
+  # Wait for the end of the output. A process that the command left running keeps it open.
+  timeout 2 tail -s 0.05 --pid=$! -f /dev/null || true
+  return $code
 }
 
 _reason() {
   case $1 in
   124 | 137) echo "took longer than $limit_s s" ;;
-  *) echo "exit status $1" ;;
+  *) echo "exit status $1: $(sed '/^[[:space:]]*$/d' "$output" | tail -n 1 | cut -c 1-300)" ;;
   esac
 }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from llamado import __version__
@@ -35,3 +38,41 @@ def test_the_changelog_keeps_its_form() -> None:
         assert areas and len(set(areas)) == len(areas) and set(areas) <= set(AREAS)
     for name in versions:
         assert f"\n[{name}]: " in text
+
+
+def test_the_versions_of_all_test_packages_are_fixed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {_package(requirement) for requirement in [*project["dependencies"], *extras["dev"], *extras["full"]]}
+    lines = (ROOT / "tests" / "constraints.txt").read_text().splitlines()
+    fixed = {_package(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)}
+    assert not wanted - fixed
+
+
+def _package(requirement: str) -> str:
+    name = re.match(r"[\w.-]+", requirement)
+    assert name
+    return name[0].lower().replace("_", "-")
+
+
+@pytest.mark.parametrize(
+    "commands, last",
+    [
+        ('step "one thing" true', "passed"),
+        ('step "one thing" bash -c "echo no module >&2; exit 3"', "FAILED: one thing (exit status 3: no module)"),
+        ('tests "ours" bash -c "echo first; echo failed: ruff; exit 1"', "FAILED: ours (exit status 1: failed: ruff)"),
+        # What goes on in the background keeps the output open.
+        pytest.param(
+            'step "a server" bash -c "sleep 5 & echo no port; exit 1"',
+            "FAILED: a server (exit status 1: no port)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_last_line_of_a_run_names_what_failed_and_why(commands: str, last: str, tmp_path: Path) -> None:
+    script = f"set -euo pipefail\n. {ROOT}/tests/steps.sh\n{commands}\nfinish"
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        code = subprocess.run(["bash", "-c", script], cwd=tmp_path, stdout=file).returncode
+    assert output.read_text().splitlines()[-1] == last
+    assert code == (last != "passed")

@@ -60,7 +60,7 @@ REWRITTEN_TESTS = (
     "tiny",
 )
 
-QUESTIONS = "What Whether Who Whose Whoever How Where Which".split()
+QUESTIONS = ["What", "Whether", "Who", "Whose", "Whoever", "How", "Where", "Which"]
 CONTINUATIONS = ["Those", "That which", "Also", "And", "But", "Else", "Otherwise", "Neither", "Not even", "Not only"]
 """Words that continue the name above a docstring, which readers have to put together then."""
 _OPENING = re.compile(rf"({'|'.join(QUESTIONS + CONTINUATIONS)})\b")

