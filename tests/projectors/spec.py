@@ -87,6 +87,8 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
         # llama.cpp has these convolutions and codebooks in F32 only.
         plain |= len(shape) > 3 and name.startswith("a.conv1d.")
         plain |= any(part in name for part in (".conv_dw.", ".code"))
+        # Its converter writes these of SAM as F32, and it stops with a failed assertion at others.
+        plain |= name.startswith("v.sam.") and any(part in name for part in (".pos_", ".neck.", ".net_"))
         is_matrix = len(shape) == 2 and not plain
         type_name = wtype if is_matrix else "F16" if wtype != "F32" and len(shape) > 2 and not plain else "F32"
         if any(part in name for part in tiny.half):
