@@ -31,7 +31,7 @@ function sourcesDigest(): Plugin {
 }
 
 /** Files that are too large, or needed too rarely, to be kept for offline use before they are used. */
-const LARGE = /pdf/;
+const LARGE = /pdf|diagrams/;
 
 /** Fill in what the service worker keeps: a hash of all files, which changes with each build, and their names. */
 function offlineFiles(): Plugin {
@@ -60,7 +60,7 @@ export default defineConfig({
     target: "es2022",
     assetsInlineLimit: 0, // the Content-Security-Policy forbids data: URLs for scripts and styles
     modulePreload: { polyfill: false },
-    chunkSizeWarningLimit: 2000,
+    chunkSizeWarningLimit: 3000,
     rolldownOptions: {
       input: { index: join(HERE, "index.html"), sw: join(HERE, "src/offline/serviceWorker.ts") },
       output: {

@@ -44,13 +44,13 @@ def test_the_first_load_fits_the_budget() -> None:
     names = first_load()
     for part in ("index-", "ui-", "Chat-", "chat-"):
         assert any(name.startswith(part) for name in names), part
-    for rare in ("de-", "tex-", "highlight-", "Live-", "pdf"):
+    for rare in ("de-", "tex-", "highlight-", "Live-", "pdf", "diagrams"):
         assert not any(name.startswith(rare) for name in names), rare
     assert compressed(names) <= 130_000
 
 
 def test_compressed_files_fit_the_budget() -> None:
-    """All views and one language, without PDF."""
-    rare = re.compile(r"pdf|(de|es|zh)-")
+    """All views and one language, without the libraries for PDF and diagrams."""
+    rare = re.compile(r"pdf|diagrams|(de|es|zh)-")
     names = {path.name for path in (BUILT / "assets").iterdir() if path.suffix in (".js", ".css")}
     assert compressed({name for name in names if not rare.match(name)}) <= 280_000

@@ -4,6 +4,7 @@ import { labels } from "../text";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
 import type { highlight } from "./highlight";
+import { Diagram, isDiagram } from "./Diagram";
 import { Plain } from "./Plain";
 import { displayText } from "./displayText";
 import { Preview, previewOf } from "./Preview";
@@ -29,23 +30,28 @@ export function Code({ text, language, isComplete }: { text: string; language: s
     if (isColored && !ready) void load().then(() => setReady(true), () => undefined);
   }, [isColored, ready]);
   const preview = isComplete ? previewOf(language, text) : null;
-  const [isPreviewed, setPreviewed] = useState(false);
+  const hasDiagram = isComplete && isDiagram(language);
+  const [choice, setChoice] = useState<boolean>();
+  const isShown = choice ?? hasDiagram;
   const tree = isColored && ready ? loaded?.(language, text) : null;
+  const code = (
+    <pre tabIndex={0}>
+      <code>{tree ? renderHighlighted(tree) : <Plain text={text} />}</code>
+    </pre>
+  );
   return (
     <div class="code">
       <div class="code-head">
         <span>{language || labels.value.markdown.text}</span>
-        {preview !== null && (
-          <button class="quiet small" type="button" aria-pressed={isPreviewed} onClick={() => setPreviewed(!isPreviewed)}>
-            <Icon name="eye" /> {labels.value.markdown.preview}
+        {(hasDiagram || preview !== null) && (
+          <button class="quiet small" type="button" aria-pressed={isShown} onClick={() => setChoice(!isShown)}>
+            <Icon name="eye" /> {hasDiagram ? labels.value.markdown.diagram : labels.value.markdown.preview}
           </button>
         )}
         <Copy text={text} />
       </div>
-      {preview !== null && isPreviewed && <Preview key={preview} content={preview} />}
-      <pre tabIndex={0}>
-        <code>{tree ? renderHighlighted(tree) : <Plain text={text} />}</code>
-      </pre>
+      {preview !== null && isShown && <Preview key={preview} content={preview} />}
+      {hasDiagram && isShown ? <Diagram code={text}>{code}</Diagram> : code}
     </div>
   );
 }

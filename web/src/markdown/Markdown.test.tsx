@@ -1,7 +1,9 @@
 import { renderToString } from "preact-render-to-string";
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 import { Markdown } from "./Markdown";
 import { parts } from "./Plain";
+
+vi.mock("../shell/theme", () => ({ isDark: () => false })); // there is no document here
 
 /** Remove the icons of the page's own buttons. */
 function html(text: string): string {
@@ -52,6 +54,11 @@ test("JSON keeps its indentation", () => {
   expect(html(json)).toContain("\n  ");
   expect(html("[1] is a source")).not.toContain("class=\"code\"");
   expect(renderToString(<Markdown text={'{\n  "na'} isComplete={false} />)).toContain('class="code"');
+});
+
+test("shows the code of a diagram until it is drawn", () => {
+  expect(html("```mermaid\ngraph TD; a-->b\n```")).toMatch(/aria-pressed="true"[^>]*> Diagram<.*a--/s);
+  expect(renderToString(<Markdown text={"```mermaid\ngraph TD; a"} isComplete={false} />)).not.toContain("aria-pressed");
 });
 
 describe("hostile output", () => {

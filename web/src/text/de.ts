@@ -365,6 +365,8 @@ export const de: Catalogue = {
     footnote: (name) => `Fußnote ${name}`,
     preview: "Vorschau",
     previewFrame: "Vorschau des Codes",
+    diagram: "Diagramm",
+    diagramFailed: "Dieses Diagramm kann nicht gezeichnet werden; gezeigt wird sein Code.",
     directionCharacter: "ein Zeichen, das die Schreibrichtung ändert",
   },
 

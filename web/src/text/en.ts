@@ -357,6 +357,8 @@ export const en = {
     footnote: (name: string) => `Footnote ${name}`,
     preview: "Preview",
     previewFrame: "Preview of the code",
+    diagram: "Diagram",
+    diagramFailed: "This diagram cannot be drawn, so its code is shown.",
     directionCharacter: "a character that changes the direction of the text",
   },
 

@@ -359,6 +359,8 @@ export const es: Catalogue = {
     footnote: (name) => `Nota ${name}`,
     preview: "Vista previa",
     previewFrame: "Vista previa del código",
+    diagram: "Diagrama",
+    diagramFailed: "Este diagrama no se puede dibujar; se muestra su código.",
     directionCharacter: "un carácter que cambia la dirección del texto",
   },
 

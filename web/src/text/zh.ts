@@ -347,6 +347,8 @@ export const zh: Catalogue = {
     footnote: (name) => `脚注 ${name}`,
     preview: "预览",
     previewFrame: "代码预览",
+    diagram: "图表",
+    diagramFailed: "无法绘制此图表，因此显示其代码。",
     directionCharacter: "改变文字方向的字符",
   },
 
