@@ -1,9 +1,11 @@
-import { useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { displayText } from "../markdown/displayText";
 import { address } from "../shell/route";
 import { labels } from "../text";
 import { Menu } from "../ui/Menu";
 import { deleteChats, duplicateChat, exportJson, exportMarkdown } from "./chatActions";
+import { movedChats } from "./folders";
+import { NameField } from "./NameField";
 import { changeConversation, current } from "./store";
 import { isBusy } from "./tasks";
 import type { Conversation } from "./tree";
@@ -19,7 +21,9 @@ interface Props {
 export function ChatRow({ chat, onChosen, selection }: Props) {
   const t = labels.value.chat;
   const [renames, setRenames] = useState(false);
-  if (renames) return <TitleEditor chat={chat} onDone={() => setRenames(false)} />;
+  if (renames) {
+    return <NameField label={t.chatTitle} name={chat.title} onSave={(title) => void changeConversation(chat, { title })} onDone={() => setRenames(false)} />;
+  }
   if (selection) {
     return (
       <label class="chats-choice">
@@ -45,6 +49,7 @@ export function ChatRow({ chat, onChosen, selection }: Props) {
         items={[
           { icon: "pencil", label: t.rename, run: () => setRenames(true) },
           { icon: "pin", label: chat.isPinned ? t.unpin : t.pin, run: () => void changeConversation(chat, { isPinned: !chat.isPinned }) },
+          { icon: "folder", label: t.folders.move, run: () => (movedChats.value = { chats: [chat] }) },
           { icon: "copy", label: t.duplicate, run: () => void duplicateChat(chat) },
           { icon: "file", label: t.exportMarkdown, run: () => void exportMarkdown(chat) },
           { icon: "file", label: t.exportJson, run: () => void exportJson([chat]) },
@@ -52,30 +57,5 @@ export function ChatRow({ chat, onChosen, selection }: Props) {
         ]}
       />
     </>
-  );
-}
-
-/** Edits a chat's title: Enter or leaving the field saves it, Escape cancels. */
-function TitleEditor({ chat, onDone }: { chat: Conversation; onDone: () => void }) {
-  const left = useRef(false);
-  return (
-    <input
-      type="text"
-      aria-label={labels.value.chat.chatTitle}
-      defaultValue={chat.title}
-      ref={(field) => {
-        if (field && document.activeElement !== field && !left.current) field.select();
-      }}
-      onKeyDown={(event) => {
-        if (event.key === "Escape") (left.current = true), onDone();
-        else if (event.key === "Enter") event.currentTarget.blur();
-      }}
-      onBlur={(event) => {
-        if (left.current) return;
-        left.current = true;
-        void changeConversation(chat, { title: event.currentTarget.value.trim() || chat.title });
-        onDone();
-      }}
-    />
   );
 }

@@ -1,3 +1,4 @@
+import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { props } from "../api/server";
 import { displayText } from "../markdown/displayText";
@@ -6,21 +7,19 @@ import { isHelpOpen } from "../shell/shortcuts";
 import { labels } from "../text";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
-import { deleteChats, exportJson, importFile, orderedChats } from "./chatActions";
+import { Lazy } from "../ui/Lazy";
+import { deleteChats, exportJson, importFile } from "./chatActions";
+import { groupChats } from "./chatGroups";
 import { ChatRow } from "./ChatRow";
+import { FolderHead } from "./FolderHead";
+import { closedFolders, movedChats } from "./folders";
 import { remoteFailure } from "./remoteFailure";
 import { conversations, isListLoaded, search } from "./store";
 import type { Conversation } from "./tree";
 
-const DAY_MS = 86_400_000;
 const SEARCH_PAUSE_MS = 120;
 
-function groupOf(chat: Conversation): string {
-  const { today, yesterday, week, earlier } = labels.value.chat.days;
-  if (chat.isPinned) return labels.value.chat.pinned;
-  const days = Math.floor((new Date().setHours(24, 0, 0, 0) - chat.updated) / DAY_MS);
-  return days < 1 ? today : days < 2 ? yesterday : days < 7 ? week : earlier;
-}
+const loadFolderDialog = async () => (await import("./FolderDialog")).FolderDialog;
 
 /** List of the conversations in this browser. */
 export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: () => void }) {
@@ -36,8 +35,8 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
     setSelected(left);
   }
 
-  const listed = orderedChats().filter((one) => !found || found.has(one.id));
-  let last = "";
+  const groups = groupChats(conversations.value.filter((one) => !found || found.has(one.id)));
+  const listed = groups.flatMap(({ chats }) => chats);
   return (
     <aside class="sidebar" aria-label={t.chats}>
       <div class="sidebar-head">
@@ -55,20 +54,23 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
         onInput={(event) => setText(event.currentTarget.value)}
       />
       <ul class="chats">
-        {listed.map((one) => {
-          const here = groupOf(one);
-          const head = here !== last ? <li class="chats-head">{(last = here)}</li> : null;
+        {groups.map(({ label, isFolder, chats }) => {
+          const isOpen = !isFolder || found !== null || selected !== null || !closedFolders.value.includes(label);
           return (
-            <>
-              {head}
-              <li key={one.id} class="chats-row">
-                <ChatRow
-                  chat={one}
-                  onChosen={onChosen}
-                  selection={selected ? { isSelected: selected.has(one.id), onToggle: () => toggle(one.id) } : undefined}
-                />
+            <Fragment key={`${isFolder} ${label}`}>
+              <li class={isFolder ? "chats-row chats-folder" : "chats-head"}>
+                {isFolder ? <FolderHead name={label} count={chats.length} isOpen={isOpen} /> : label}
               </li>
-            </>
+              {(isOpen ? chats : []).map((one) => (
+                <li key={one.id} class={isFolder ? "chats-row in-folder" : "chats-row"}>
+                  <ChatRow
+                    chat={one}
+                    onChosen={onChosen}
+                    selection={selected ? { isSelected: selected.has(one.id), onToggle: () => toggle(one.id) } : undefined}
+                  />
+                </li>
+              ))}
+            </Fragment>
           );
         })}
         {!listed.length && isListLoaded.value && <li class="chats-head">{found ? t.nothingFound : props.value.chats_kept ? t.keptOnServer : t.storedHere}</li>}
@@ -79,6 +81,7 @@ export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: 
       ) : (
         <Foot onSelect={() => setSelected(new Set())} />
       )}
+      {movedChats.value && <Lazy load={loadFolderDialog} />}
     </aside>
   );
 }
@@ -144,6 +147,9 @@ function SelectionFoot({ chats, onDone }: { chats: readonly Conversation[]; onDo
       <span role="status">{t.selected(chats.length)}</span>
       <button class="quiet small" type="button" disabled={!chats.length} onClick={() => void exportJson(chats)}>
         {t.export}
+      </button>
+      <button class="quiet small" type="button" disabled={!chats.length} onClick={() => (movedChats.value = { chats, onMoved: onDone })}>
+        {t.folders.moveSelected}
       </button>
       <button class="quiet small" type="button" disabled={!chats.length} onClick={() => (void deleteChats(chats), onDone())}>
         {labels.value.common.delete}

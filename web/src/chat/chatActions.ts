@@ -3,7 +3,7 @@ import { address, navigate } from "../shell/route";
 import { labels } from "../text";
 import { download } from "../ui/download";
 import { notify } from "../ui/Notices";
-import { conversations, current, removeConversation } from "./store";
+import { current, removeConversation } from "./store";
 import { isBusy } from "./tasks";
 import type { Conversation } from "./tree";
 
@@ -62,10 +62,4 @@ export async function importFile(file: File): Promise<void> {
 /** Return a file name without characters that systems reject. */
 function fileName(title: string): string {
   return title.replace(/[^\p{L}\p{N} ._-]+/gu, "").trim().slice(0, 80) || "chat";
-}
-
-/** Return the chats in the order of the list. */
-export function orderedChats(): Conversation[] {
-  const pinned = conversations.value.filter((one) => one.isPinned);
-  return [...pinned, ...conversations.value.filter((one) => !one.isPinned)];
 }

@@ -1,7 +1,8 @@
 // Keyboard shortcuts of the chat view.
 import { navigate } from "../shell/route";
 import { isTextField, keysOf, useShortcuts } from "../shell/shortcuts";
-import { deleteChats, orderedChats } from "./chatActions";
+import { deleteChats } from "./chatActions";
+import { orderedChats } from "./chatGroups";
 import { current } from "./store";
 import { useEffect } from "preact/hooks";
 

@@ -180,7 +180,7 @@ export async function removeConversation(id: string): Promise<Undo> {
 }
 
 /** Change the title or the place of a conversation in the list. */
-export async function changeConversation(conversation: Conversation, changes: Pick<Partial<Conversation>, "title" | "isPinned">): Promise<void> {
+export async function changeConversation(conversation: Conversation, changes: Pick<Partial<Conversation>, "title" | "isPinned" | "folder">): Promise<void> {
   await saveConversation({ ...conversation, ...changes });
 }
 

@@ -12,6 +12,8 @@ export interface Conversation {
   settings: Settings;
   /** True if it stays at the top of the list. */
   isPinned?: boolean;
+  /** Name of its folder; "" or absent: it is in none. */
+  folder?: string;
 }
 
 export interface ToolCall {

@@ -98,6 +98,7 @@ export function conversation(value: unknown): Conversation {
     leaf: typeof one["leaf"] === "string" ? one["leaf"] : null,
     settings: settings(one["settings"]),
     ...(one["isPinned"] === true ? { isPinned: true } : {}),
+    ...(text(one["folder"]) ? { folder: text(one["folder"]).slice(0, 500) } : {}),
   };
 }
 

@@ -2,6 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { isDark } from "../shell/theme";
 import { labels } from "../text";
+import "./diagram.css";
 
 /** Return true for a block of Mermaid code. */
 export function isDiagram(language: string): boolean {
