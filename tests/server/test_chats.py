@@ -184,3 +184,20 @@ def test_the_folder_must_be_usable(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "file").write_text("")
     assert cli.main(["serve", "-m", "x.gguf", "--chats", str(tmp_path / "file" / "chats")]) != 0
     assert "--chats" in capsys.readouterr().err
+
+
+def test_the_list_reads_changed_chats_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks for it every ten seconds."""
+    folder = ChatFolder(tmp_path)
+    first = folder.write("a", b'{"n":1}', None)
+    folder.write("b", b'{"n":2}', None)
+    read: list[bytes] = []
+    read_head = chat_folder._read_head
+    monkeypatch.setattr(chat_folder, "_read_head", lambda line: read.append(line) or read_head(line))
+    listed = folder.entries()
+    assert len(read) == 2 and folder.entries() == listed and len(read) == 2
+    other = ChatFolder(tmp_path)  # another server with the same folder; the size stays the same
+    changed = other.write("a", b'{"n":9}', first.revision)
+    other.delete("b", listed[0][[one.id for one in listed[0]].index("b")].revision)
+    read.clear()
+    assert folder.entries() == ([changed], ["b"]) and len(read) == 1

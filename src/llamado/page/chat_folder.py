@@ -73,11 +73,14 @@ class ChatFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._listed: dict[str, tuple[tuple[int, int, int], ChatEntry]] = {}
+        """The entries of the last list, with the marks of their files."""
 
     def entries(self) -> tuple[list[ChatEntry], list[str]]:
         """Return all chats, and the ids of deleted ones."""
-        found = (self._entry(id) for id in self._ids(_CHAT_NAME))
-        return [entry for entry in found if entry is not None], self._ids(_MARK_NAME)
+        listed = {id: found for id in self._ids(_CHAT_NAME) if (found := self._list_entry(id)) is not None}
+        self._listed = listed  # replaced as a whole: other threads may list, too
+        return [entry for _, entry in listed.values()], self._ids(_MARK_NAME)
 
     def read(self, id: str) -> tuple[bytes, str]:
         """Return a chat and its revision. Raises UnknownChat, and ChatError for a damaged file."""
@@ -127,6 +130,19 @@ class ChatFolder:
         if found != expected:
             state = "was deleted" if found is None else "exists" if expected is None else "was changed"
             raise ChatConflict(f"chat {id} {state} meanwhile: read it again, and then change it")
+
+    def _list_entry(self, id: str) -> tuple[tuple[int, int, int], ChatEntry] | None:
+        """Return the mark of a chat's file and its entry, which is read only if the mark has changed."""
+        try:
+            status = self._file(id).stat()
+        except FileNotFoundError:
+            return None
+        mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+        before = self._listed.get(id)
+        if before is not None and before[0] == mark:
+            return before
+        entry = self._entry(id)
+        return None if entry is None else (mark, entry)
 
     def _entry(self, id: str) -> ChatEntry | None:
         """Return the entry of a chat by the first line of its file; None if there is none."""
