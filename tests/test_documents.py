@@ -97,7 +97,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 """Parsers of the files that the documents show."""
 
-SAMPLES: dict[str, Callable[[], Any]] = {"docs/operations.md": lambda: json.loads(health_body(ServerState())[1])}
+SAMPLES: dict[str, Callable[[], Any]] = {
+    "docs/operations.md": lambda: json.loads(health_body(ServerState(loading_model="smollm2"))[1])
+}
 """Sources of the JSON samples on a page."""
 
 

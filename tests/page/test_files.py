@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 
 import pytest
 from starlette.applications import Starlette
@@ -75,3 +76,9 @@ def test_only_assets_are_immutable() -> None:
     for path in page_paths():
         control = client.get(path).headers["cache-control"]
         assert control == ("public, max-age=31536000, immutable" if path.startswith("/assets/") else "no-cache"), path
+
+
+def test_the_page_explains_itself_without_scripts_in_its_languages() -> None:
+    html = client.get("/").text
+    (text,) = re.findall(r"<noscript>(.*?)</noscript>", html, re.DOTALL)
+    assert re.findall(r'<p(?: lang="(.*?)")?>.*?JavaScript.*?/openapi.json', text) == ["", "de", "es", "zh-Hans"]

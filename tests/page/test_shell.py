@@ -224,3 +224,15 @@ def test_the_states_of_a_routers_models_stay_fresh(page: Page) -> None:
 
 
 ROUTER = {"role": "router"}
+
+
+def test_the_model_that_loads_is_named(page: Page, engine: ScriptedEngine) -> None:
+    page.expected_errors.append("503")  # type: ignore[attr-defined]
+    loading = {"error": {"code": 503, "message": "Loading model"}, "progress": 0.4, "stage": "weights"}
+    with scripted_server(engine) as address:
+        page.route("**/health", lambda route: route.fulfill(status=503, json=loading | {"model": "smollm2"}))
+        page.goto(address)
+        expect(page.locator("header [role=status]")).to_have_text("Loading smollm2, 40%")
+        page.unroute("**/health")
+        page.route("**/health", lambda route: route.fulfill(status=503, json=loading))  # as llama-server does
+        expect(page.locator("header [role=status]")).to_have_text("Loading the model, 40%")

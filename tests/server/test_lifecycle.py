@@ -40,6 +40,7 @@ def test_the_port_is_open_at_once_and_health_has_the_progress(fake_server: Start
     while (response := httpx.get(f"{url}/health")).status_code == 503:
         body = response.json()
         assert body["error"] == {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+        assert body["model"]
         seen.append((body["progress"], body["stage"]))
         time.sleep(0.05)
     assert response.json() == {"status": "ok"}

@@ -59,6 +59,14 @@ def test_a_loading_server_is_live_but_not_ready() -> None:
     assert "10.0.0.7:50052 is missing since 12:00:00" in readyz.json()["stage"]
 
 
+def test_the_health_of_a_loading_server_names_the_model_unless_keys_are_required() -> None:
+    (health,) = ask(ServerState(loading_model="smollm2"), "/health")
+    assert health.json()["model"] == "smollm2" and health.json()["error"]["message"] == "Loading model"
+    access = AccessRules(api_keys=(b"secret",))
+    (health,) = ask(ServerState(loading_model="smollm2", access=access), "/health")
+    assert "smollm2" not in health.text
+
+
 def test_a_server_with_a_lost_worker_is_live_but_not_ready(engine: FakeEngine) -> None:
     engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)
     *live, readyz, health = ask(ready(engine), *LIVE, *READY)

@@ -143,7 +143,7 @@ def describe(
 ) -> ModelInfo:
     """Return the facts of a model. `n_ctx`: context of a slot, in tokens."""
     metadata = file.metadata
-    names = settings.aliases or (settings.source.name,)
+    names = settings.names
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.piece(token, special=True).decode("utf-8", "replace")

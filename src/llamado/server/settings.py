@@ -37,3 +37,8 @@ class Settings:
     """None: the system's limit for this process."""
     otel: bool = False
     tools: ToolSettings = field(default_factory=ToolSettings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model; the first is its ID."""
+        return self.aliases or (self.source.name,)

@@ -30,6 +30,8 @@ class ServerState:
     failure: str | None = None
     progress: float = 0.0
     stage: str = "starting"
+    loading_model: str = ""
+    """Name of the model that is being loaded."""
     started: float = field(default_factory=time.time)
     traffic: Traffic = field(default_factory=Traffic)
     sleep: Sleep | None = None

@@ -38,11 +38,11 @@ export interface Modalities {
 
 export type Health =
   | { state: "ready" }
-  | { state: "loading"; stage: string; progress: number }
+  | { state: "loading"; stage: string; progress: number; model: string }
   | { state: "fault"; why: string }
   | { state: "unreachable" };
 
-export const health = signal<Health>({ state: "loading", stage: "", progress: 0 });
+export const health = signal<Health>({ state: "loading", stage: "", progress: 0, model: "" });
 export const props = signal<Props>({});
 export const models = signal<ModelEntry[]>([]);
 /** True if this address is a router, which serves many models. */
@@ -95,8 +95,8 @@ async function readHealth(): Promise<Health> {
   }
   if (response.ok) return { state: "ready" };
   try {
-    const body = (await response.json()) as { error?: { message?: string }; stage?: string; progress?: number };
-    if (body.stage !== undefined) return { state: "loading", stage: body.stage, progress: body.progress ?? 0 };
+    const body = (await response.json()) as { error?: { message?: string }; stage?: string; progress?: number; model?: string };
+    if (body.stage !== undefined) return { state: "loading", stage: body.stage, progress: body.progress ?? 0, model: body.model ?? "" };
     return { state: "fault", why: body.error?.message ?? response.statusText };
   } catch {
     return { state: "fault", why: response.statusText };

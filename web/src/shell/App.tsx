@@ -30,7 +30,7 @@ function Status() {
   const now = health.value;
   const words = {
     ready: modelSummary(),
-    loading: now.state === "loading" ? t.loadingModel(Math.round(now.progress * 100)) : "",
+    loading: now.state === "loading" ? t.loadingModel(now.model, Math.round(now.progress * 100)) : "",
     fault: now.state === "fault" ? now.why : "",
     unreachable: t.unreachable,
   }[now.state];

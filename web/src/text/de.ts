@@ -45,7 +45,7 @@ export const de: Catalogue = {
     skip: "Zum Inhalt springen",
     ready: "bereit",
     modelsLoaded: (loaded, all) => `${loaded} von ${all} Modellen geladen`,
-    loadingModel: (percent) => `Das Modell wird geladen, ${percent} %`,
+    loadingModel: (model, percent) => `${model || "Das Modell"} wird geladen, ${percent} %`,
     unreachable: "Server nicht erreichbar",
     viewUnreachable: "Der Server ist nicht erreichbar. Prüfen Sie, ob er läuft; diese Ansicht öffnet sich, sobald er antwortet.",
     viewNotLoaded: "Diese Ansicht konnte nicht geladen werden. Möglicherweise hat der Server eine neuere Version der Seite.",

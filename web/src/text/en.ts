@@ -44,7 +44,7 @@ export const en = {
     skip: "Skip to content",
     ready: "ready",
     modelsLoaded: (loaded: number, all: number) => `${loaded} of ${all} models loaded`,
-    loadingModel: (percent: number) => `Loading the model, ${percent}%`,
+    loadingModel: (model: string, percent: number) => `Loading ${model || "the model"}, ${percent}%`,
     unreachable: "Cannot reach the server",
     viewUnreachable: "Cannot reach the server. Check that it is running; this view opens when the server answers.",
     viewNotLoaded: "This view could not be loaded. The server may have a newer version of the page.",

@@ -45,7 +45,7 @@ export const es: Catalogue = {
     skip: "Ir al contenido",
     ready: "listo",
     modelsLoaded: (loaded, all) => `${loaded} de ${all} modelos cargados`,
-    loadingModel: (percent) => `Cargando el modelo, ${percent} %`,
+    loadingModel: (model, percent) => `Cargando ${model || "el modelo"}, ${percent} %`,
     unreachable: "No se puede conectar con el servidor",
     viewUnreachable: "No se puede conectar con el servidor. Compruebe que está en marcha; esta vista se abrirá cuando responda.",
     viewNotLoaded: "No se pudo cargar esta vista. Puede que el servidor tenga una versión más nueva de la página.",

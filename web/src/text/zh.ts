@@ -40,7 +40,7 @@ export const zh: Catalogue = {
     skip: "跳到正文",
     ready: "就绪",
     modelsLoaded: (loaded, all) => `已加载 ${loaded} / ${all} 个模型`,
-    loadingModel: (percent) => `正在加载模型，${percent}%`,
+    loadingModel: (model, percent) => `正在加载${model ? ` ${model}` : "模型"}，${percent}%`,
     unreachable: "无法连接服务器",
     viewUnreachable: "无法连接服务器。请检查它是否在运行；服务器恢复后会打开此视图。",
     viewNotLoaded: "无法加载此视图。服务器上的页面可能已更新。",

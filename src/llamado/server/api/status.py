@@ -39,6 +39,7 @@ _ERROR = {
         },
         "progress": {"type": "number", "minimum": 0, "maximum": 1},
         "stage": _TEXT,
+        "model": _TEXT,
     },
 }
 
@@ -236,6 +237,8 @@ def health_body(state: ServerState) -> tuple[int, bytes]:
     else:
         error = loading()
     body = {"error": error.error, "progress": round(state.progress, 4), "stage": state.stage}
+    if state.loading_model and not state.access.api_keys:  # this path needs no key
+        body["model"] = state.loading_model
     return error.status, orjson.dumps(body)
 
 
