@@ -6,7 +6,7 @@ import re
 import threading
 
 import pytest
-from browsing import assert_accessible, send, unfold
+from browsing import assert_accessible, send, unfold, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine
 
@@ -17,6 +17,16 @@ PASTE = """([selector, text]) => {
   data.setData("text/plain", text);
   const pasted = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
   return document.querySelector(selector).dispatchEvent(pasted);
+}"""
+
+
+STORED_FILES = """async () => {
+  const opened = indexedDB.open("llamado-queue");
+  await new Promise((done) => (opened.onsuccess = done));
+  const count = opened.result.transaction("files").objectStore("files").count();
+  await new Promise((done) => (count.onsuccess = done));
+  opened.result.close();
+  return count.result;
 }"""
 
 
@@ -209,3 +219,25 @@ def test_presets_are_saved_and_applied(chat: Page, engine: ScriptedEngine) -> No
     assert engine.requests[-1].params.sampling.temperature == 0.5
     chat.get_by_role("button", name="Delete this preset").click()
     expect(preset.get_by_role("option")).to_have_text(["No preset"])
+
+
+def test_waiting_messages_keep_their_files_after_a_reload(chat: Page, engine: ScriptedEngine) -> None:
+    goes_on = threading.Event()
+    engine.pause = lambda: goes_on.wait(120)
+    try:
+        send(chat, "One")
+        chat.get_by_role("button", name="Stop", exact=True).wait_for()
+        chat.evaluate(PASTE, ["#message", "w" * 2500])
+        send(chat, "Two")
+        waiting = chat.get_by_role("list", name="Waiting messages").get_by_role("listitem")
+        expect(waiting.locator(".chip")).to_have_text(["pasted text 1.txt"])
+        until(chat, lambda: chat.evaluate(STORED_FILES) == 1)
+        chat.reload()
+        expect(waiting.locator(".chip")).to_have_text(["pasted text 1.txt"])
+    finally:
+        goes_on.set()
+    engine.pause = lambda: None
+    waiting.get_by_role("button", name="Send now").click()
+    chat.get_by_text("Answer to 2.").wait_for()
+    assert "w" * 2500 in bytes(engine.requests[-1].prompt).decode()
+    until(chat, lambda: chat.evaluate(STORED_FILES) == 0)

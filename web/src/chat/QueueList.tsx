@@ -13,8 +13,8 @@ export function QueueList({ conversation }: { conversation: string }) {
   const waiting = queue.value.filter((one) => one.conversation === conversation);
   if (!waiting.length) return null;
 
-  function edit(id: string) {
-    const message = takeQueued(id);
+  async function edit(id: string) {
+    const message = await takeQueued(id);
     if (message) prependDraft(conversation, message.text, message.attachments);
   }
 
@@ -33,7 +33,7 @@ export function QueueList({ conversation }: { conversation: string }) {
               <Icon name="up" /> {t.sendNow}
             </button>
           )}
-          <IconButton icon="pencil" label={t.edit} onClick={() => edit(one.id)} />
+          <IconButton icon="pencil" label={t.edit} onClick={() => void edit(one.id)} />
           <IconButton icon="close" label={t.remove} onClick={() => void takeQueued(one.id)} />
         </li>
       ))}

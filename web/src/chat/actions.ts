@@ -32,7 +32,7 @@ export async function sendQueued({ id, conversation }: QueuedMessage): Promise<v
   if (isBusy(conversation)) return;
   await runTask(async (stopped) => {
     const thread = await threadOf(conversation);
-    const message = takeQueued(id);
+    const message = await takeQueued(id);
     if (thread && message) await ask(stopped, thread, message.text, message.attachments);
   }, conversation);
 }
