@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsing import choose_action, send
-from playwright.sync_api import BrowserContext, Locator, Page, expect
+from playwright.sync_api import BrowserContext, Error, Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -126,3 +127,24 @@ def test_chats_and_answers_appear_in_other_tabs(page: Page, engine: ScriptedEngi
     choose_action(other, "Seas", "Delete")
     expect(chats(page)).to_have_text(["Lakes", "Ríos"])
     expect(page.locator("article")).to_have_count(0)
+
+
+def test_an_answer_of_a_crashed_tab_ends_in_other_tabs(
+    page: Page, engine: ScriptedEngine, context: BrowserContext
+) -> None:
+    goes_on = threading.Event()
+    other = context.new_page()
+    other.goto(page.url)
+    expect(other.locator("article.assistant .markdown")).to_have_text(["Answer to 1."])
+    engine.say, engine.piece, engine.pause = "The Ebro rises in Cantabria.", 8, lambda: goes_on.wait(120)
+    try:
+        send(page, "Again")
+        expect(other.locator("article.streaming")).to_have_count(1)
+        expect(other.locator("article.assistant .markdown").last).to_have_text("The Ebro")
+        with page.expect_event("crash"), contextlib.suppress(Error):
+            page.goto("chrome://crash")
+        expect(other.locator("article.streaming")).to_have_count(0)
+        expect(other.get_by_text("Interrupted")).to_have_count(1)
+        expect(other.locator("article.assistant .markdown").last).to_have_text("The Ebro")
+    finally:
+        goes_on.set()

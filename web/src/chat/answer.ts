@@ -4,9 +4,10 @@ import { explain } from "../api/problems";
 import { isRouter, refreshProps } from "../api/server";
 import { toolSchemas } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
+import { lockAnswer, whenUnlocked } from "./answerLocks";
 import { type Answer, generate } from "./generate";
 import type { Settings } from "./settings";
-import { conversations, current, followOtherTabs, saveMessage } from "./store";
+import { conversations, current, followOtherTabs, rereadConversation, saveMessage } from "./store";
 import { announce } from "./tabs";
 import { newMessage, type Thread } from "./thread";
 import type { Message } from "./tree";
@@ -42,6 +43,7 @@ export async function answer(stopped: AbortSignal, thread: Thread, { from, index
     if (latest) setStreaming({ message: withAnswer(start, latest), progress: latest.progress });
   });
   own.add(start.id);
+  const unlock = lockAnswer(start.id);
   const saver = new UnfinishedSaver(() => (latest ? withAnswer(start, latest) : start));
   setStreaming({ message: start, progress: undefined });
   let ended: Message = start;
@@ -72,6 +74,7 @@ export async function answer(stopped: AbortSignal, thread: Thread, { from, index
     await saveMessage(ended, { leaf: leaf === ended.id || leaf === start.parent });
     endStreaming((one) => one.id === ended.id);
     own.delete(ended.id);
+    unlock();
   }
   return ended;
 }
@@ -100,9 +103,15 @@ function endStreaming(isEnded: (message: Message) => boolean): void {
 /** Show the answers that stream in other tabs. Called once. */
 export function followOtherAnswers(): void {
   followOtherTabs((conversation, message) => {
-    if (message) setStreaming({ message, progress: undefined });
+    if (message) followAnswer(message);
     else endStreaming((one) => one.conversation === conversation && !own.has(one.id));
   });
+}
+
+/** Show the state of an answer in another tab. If that tab crashes, show what is stored. */
+function followAnswer(message: Message): void {
+  setStreaming({ message, progress: undefined });
+  whenUnlocked(message.id, () => void rereadConversation(message.conversation).then(() => endStreaming((one) => one.id === message.id && !own.has(one.id))));
 }
 
 /** Return a message extended by an answer, or by the continuation of one. */
