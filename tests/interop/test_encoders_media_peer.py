@@ -117,8 +117,9 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
             cosines = (rows * chunk.embeddings).sum(1) / (
                 np.linalg.norm(rows, axis=1) * np.linalg.norm(chunk.embeddings, axis=1)
             )
-            # Activations are rounded to 8 bits for quantized weights, in blocks of other sizes there.
-            assert cosines.min() > (0.998 if wtype == "Q8_0" else 0.9999)
+            # Activations are rounded to 8 bits for quantized weights, in blocks of other sizes there. Both results are
+            # further from that of floats than from each other.
+            assert cosines.min() > (0.997 if wtype == "Q8_0" else 0.9999)
             norms = np.linalg.norm(rows, axis=1) / np.linalg.norm(chunk.embeddings, axis=1)
             np.testing.assert_allclose(norms, 1, atol=5e-2 if wtype == "Q8_0" else 2e-3)
         at += chunk.n_tokens

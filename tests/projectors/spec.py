@@ -91,7 +91,8 @@ def write(tiny: TinyProjector, path: Path, *, wtype: str = "F32", seed: int = 0)
         plain |= name.startswith("v.sam.") and any(part in name for part in (".pos_", ".neck.", ".net_"))
         is_matrix = len(shape) == 2 and not plain
         type_name = wtype if is_matrix else "F16" if wtype != "F32" and len(shape) > 2 and not plain else "F32"
-        if any(part in name for part in tiny.half):
+        # Gemma 3's converter quantizes all but this matrix, which llama.cpp transposes.
+        if any(part in name for part in tiny.half) or (is_matrix and wtype != "F32" and ".input_projection." in name):
             type_name = "F16"
         block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0]
         if type_name == "F32" or shape[0] % block:
