@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from llamado.page.files import page_paths, page_response, page_routes
+from llamado.page.files import BUILT, page_paths, page_response, page_routes
 
 client = TestClient(Starlette(routes=list(page_routes())))
 
@@ -23,6 +23,33 @@ def test_the_start_page_and_its_files_are_served() -> None:
     assert any(path.endswith(".js") for path in named) and any(path.endswith(".css") for path in named)
     for path in page_paths():
         assert client.get(path).status_code == 200, path
+
+
+def test_types_and_security_headers_of_files() -> None:
+    types = {
+        "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml",
+        "mjs": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "png": "image/png",
+        "woff2": "font/woff2", "webmanifest": "application/manifest+json",
+    }  # fmt: skip
+    by_type = {path.rpartition(".")[2]: path for path in sorted(page_paths() - {"/"})}
+    assert by_type.keys() == types.keys()
+    for path in ("/index.html", "/preview.html", *by_type.values()):
+        headers = client.get(path).headers
+        assert headers["content-type"] == types[path.rpartition(".")[2]], path
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-opener-policy"] == "same-origin" and headers["x-dns-prefetch-control"] == "off"
+        assert headers["permissions-policy"] == "camera=(), geolocation=(), microphone=(self)"
+        sandboxed = "sandbox allow-scripts" in headers["content-security-policy"]
+        assert sandboxed == (path == "/preview.html"), path
+
+
+def test_small_files_are_not_compressed() -> None:
+    """The packed form of few bytes may be larger."""
+    sizes = {path: (BUILT / path.lstrip("/")).stat().st_size for path in page_paths() if path.startswith("/assets/")}
+    small = max((path for path in sizes if sizes[path] < 1024), key=sizes.__getitem__)
+    large = min((path for path in sizes if sizes[path] >= 1024), key=sizes.__getitem__)
+    found = {path: client.get(path, headers={"accept-encoding": "gzip"}).headers for path in (small, large)}
+    assert "content-encoding" not in found[small] and found[large]["content-encoding"] == "gzip"
 
 
 def test_other_paths_are_not_found() -> None:

@@ -21,6 +21,7 @@ from llamado.quantize.imatrix import (
     DATASETS,
     ColumnSums,
     Imatrix,
+    is_observed,
     merge,
     read_imatrix,
     write_imatrix,
@@ -172,3 +173,112 @@ def test_statistics_of_means() -> None:
     assert two.gain == pytest.approx(2**0.5) and (two.cossim, two.pearson) == pytest.approx((1, 1))
     assert two.l2_dist == pytest.approx(30**0.5) and two.covariance == pytest.approx(2.5)
     assert np.isnan(one.gain)
+
+
+def test_statistics_of_skewed_means() -> None:
+    """Experts without tokens do not count; shares of the columns give the entropy."""
+    squares = np.array([[8.0, 4.0, 2.0, 2.0], [9.0, 9.0, 9.0, 9.0]])
+    (one,) = statistics({"a": TensorSums(squares, np.array([2, 0]), np.array([[2.0, 0, 0, 0], [7, 7, 7, 7]]))}).values()
+    assert (one.sum_sq, one.mean, one.elements) == (8.0, 0.25, 4)
+    assert one.std_deviation == pytest.approx(0.1875**0.5)
+    assert one.skewness == pytest.approx(0.09375 / 0.1875**1.5) and one.kurtosis == pytest.approx(7 / 3 - 3)
+    assert one.h_norm == pytest.approx(100 * 1.75 / 2)
+    assert all(np.isnan(x) for x in (one.gain, one.l2_dist, one.cossim, one.pearson, one.covariance))
+
+
+def sums(*means: float, n: int = 2) -> TensorSums:
+    """Return sums with these means of squares, without plain sums."""
+    return TensorSums(n * np.array([means]), np.array([n]))
+
+
+def test_statistics_compare_with_the_nearest_earlier_layer() -> None:
+    found = statistics(
+        {"blk.1.a": sums(3.0, 1.0), "blk.10.a": sums(0.0, 4.0), "blk.11.b": sums(1.0, 1.0), "a": sums(1.0)}
+    )
+    one = found["blk.10.a"]
+    assert one.gain == 1 and one.l2_dist == pytest.approx(18**0.5)
+    assert one.cossim == pytest.approx(4 / (10**0.5 * 4)) and one.pearson == pytest.approx(-1)
+    assert one.covariance == pytest.approx(-2)
+    assert np.isnan(found["blk.1.a"].gain) and np.isnan(found["blk.11.b"].gain)
+
+
+def test_statistics_of_tensors_without_any_input() -> None:
+    empty, nothing = TensorSums(np.ones((1, 2)), np.array([0])), sums(0.0, 0.0)
+    found = statistics({"blk.0.a": nothing, "blk.1.a": nothing, "blk.2.a": sums(1.0, 1.0), "blk.3.a": nothing})
+    assert found["blk.1.a"].gain == 1 and np.isnan([found["blk.1.a"].cossim, found["blk.1.a"].pearson]).all()
+    assert np.isnan(found["blk.2.a"].gain) and found["blk.2.a"].cossim == 0
+    assert found["blk.3.a"].gain == 0 and found["blk.3.a"].h_norm == 0
+    assert tuple(statistics({"a": empty})["a"]) == (0,) * 12
+    (single,) = statistics({"blk.0.a": sums(5.0)}).values()
+    assert single.std_deviation == 0 and np.isnan(single.h_norm)
+    other = statistics({"blk.0.a": sums(5.0), "blk.1.a": sums(1.0, 2.0)})["blk.1.a"]
+    assert np.isnan(other.gain)  # other columns
+
+
+def test_merged_matrices_keep_plain_sums_and_datasets() -> None:
+    one, other = example(), example(1)
+    both = merge([one, other], 32)
+    plain = [part.entries["blk.0.a.weight"].plain for part in (one, other, both)]
+    assert plain[0] is not None and plain[1] is not None
+    np.testing.assert_array_equal(plain[2], plain[0] + plain[1])
+    assert both.datasets == ("text.txt", "text.txt") and both.chunk_size == 32 and both.source == one.source
+    bare = Imatrix(Path("y"), {name: found._replace(plain=None) for name, found in other.entries.items()})
+    assert merge([one, bare], 32).entries["blk.0.a.weight"].plain is None
+
+
+def test_a_count_for_all_experts_is_added_to_each() -> None:
+    name = "blk.0.e.weight"
+    common = Imatrix(Path("y"), {name: ColumnSums(np.ones((1, 12), np.float32), np.array([5]))})
+    assert merge([example(), common], 32).entries[name].counts.tolist() == [69, 5, 37]
+    assert merge([common, example()], 32).entries[name].counts.tolist() == [69, 5, 37]
+    two = Imatrix(Path("y"), {name: ColumnSums(np.ones((2, 6), np.float32), np.array([5, 5]))})
+    with pytest.raises(QuantizeError, match="other columns"):
+        merge([two, example()], 32)
+
+
+def test_embeddings_of_another_size_have_no_importance() -> None:
+    """A tied embedding has sums as an output matrix."""
+    entry = ColumnSums(np.ones((1, 8), np.float32), np.array([1]))
+    found = Imatrix(Path("x"), {"token_embd.weight": entry})
+    assert found.of("token_embd.weight", 16, 1) is None and found.of("token_embd.weight", 8, 1) is not None
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_sums_that_are_not_finite_are_refused(legacy: bool) -> None:
+    entry = ColumnSums(np.full((1, 4), np.inf, np.float32), np.array([1]))
+    with pytest.raises(QuantizeError, match="w has sums that are not finite"):
+        Imatrix(Path("x"), {"w": entry}, legacy=legacy)
+
+
+def test_an_older_matrix_without_inputs_or_chunks() -> None:
+    empty = Imatrix(Path("x"), {"w": ColumnSums(np.full((1, 4), 3, np.float32), np.array([0]))}, legacy=True)
+    assert empty.weights["w"].tolist() == [3] * 4 and empty.overrides()[1:] == [("quantize.imatrix.entries_count", 1)]
+
+
+def test_older_files_leave_out_tensors_without_inputs_and_end_early(tmp_path: Path) -> None:
+    path = tmp_path / "i.dat"
+    none = ColumnSums(np.zeros((1, 4), np.float32), np.array([0]))
+    given = example()
+    write_imatrix(path, Imatrix(Path("x"), {**given.entries, "none": none}, ("a", "b"), 2, 32), legacy=True)
+    found = read_imatrix(path)
+    assert list(found.entries) == ["blk.0.a.weight", "blk.0.e.weight"] and found.datasets == ("b",)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])  # neither the number of chunks nor a data set
+    bare = read_imatrix(path)
+    assert (bare.chunk_count, bare.datasets) == (0, ()) and bare.entries.keys() == found.entries.keys()
+    path.write_bytes(whole[:-10])
+    with pytest.raises(QuantizeError, match="damaged"):
+        read_imatrix(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "always", "with_head"),
+    [
+        ("blk.3.x", True, True),
+        ("output.weight", False, True),
+        ("token_embd.weight", False, True),
+        ("other", False, False),
+    ],
+)
+def test_observed_weights(name: str, always: bool, with_head: bool) -> None:
+    assert (is_observed(name, head=False), is_observed(name, head=True)) == (always, with_head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ async def test_a_missed_change_of_another_device_is_a_conflict(tmp_path: Path) -
         assert (await http.get("/chats/a")).json() == {"n": 2}
         without = await http.put("/chats/a", content=b'{"n":3}')
         assert without.status_code == 428 and (await http.delete("/chats/a")).status_code == 428
+        assert (await http.delete("/chats/b", headers=if_match(first))).status_code == 404
 
 
 async def test_each_key_has_its_own_chats(tmp_path: Path) -> None:
@@ -127,8 +129,26 @@ def test_marks_of_deleted_chats_are_limited(tmp_path: Path, monkeypatch: pytest.
     folder = ChatFolder(tmp_path)
     for n in range(20):
         folder.delete(f"c{n}", folder.write(f"c{n}", b"{}", None).revision)
-    _, deleted = folder.entries()
-    assert len(deleted) <= 6 and "c19" in deleted
+        os.utime(tmp_path / f"deleted-c{n}", (n, n))
+        _, deleted = folder.entries()
+        assert len(deleted) <= 6 and {f"c{n}", f"c{max(n - 1, 0)}"} <= set(deleted)
+
+
+def test_only_this_user_can_read_chats(tmp_path: Path) -> None:
+    folder = ChatFolder(tmp_path / "chats")
+    folder.delete("b", folder.write("b", b"{}", None).revision)
+    folder.write("a", b"{}", None)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "chats").iterdir()}
+    assert modes == {"chat-a.json": 0o600, "deleted-b": 0o600, ".lock": 0o600}
+    assert stat.S_IMODE((tmp_path / "chats").stat().st_mode) == 0o700
+
+
+def test_a_first_line_that_is_too_long_is_damage(tmp_path: Path) -> None:
+    folder = ChatFolder(tmp_path)
+    (tmp_path / "chat-a.json").write_bytes(b'{"revision":"%s","bytes":0}\n' % (b"0" * 300))
+    for head in (b"[]", b"{}", b'{"revision":1,"bytes":0}', b'{"revision":"x","bytes":"0"}', b"null"):
+        (tmp_path / "chat-b.json").write_bytes(head + b"\n")
+        assert [entry.revision for entry in folder.entries()[0]] == ["damaged", "damaged"], head
 
 
 def test_a_failed_write_leaves_the_chat_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
