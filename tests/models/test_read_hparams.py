@@ -1,0 +1,79 @@
+"""Hyper-parameters of every small model, also without each optional key and with more layers, as digests.
+
+Golden rows compare the values that small files give; these digests also hold the defaults of missing keys and the
+patterns of deep models. `PYTHONPATH=tests python tests/models/test_read_hparams.py` writes the digests anew, and with
+a model's name prints what they are made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import TINY, Tiny
+
+from llamado.gguf.errors import GgufError
+from llamado.gguf.metadata import Metadata, StringArray, Value
+from llamado.models import ARCHITECTURES
+from llamado.models.errors import InvalidModel, UnsupportedModel
+from llamado.models.keys import Keys
+
+PATH = Path(__file__).parent / "hparams.json"
+DEEP = 14
+"""Number of layers of deep models."""
+
+
+def _metadata(tiny: Tiny, n_layer: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for key, value in {"block_count": n_layer, "context_length": 2048, **tiny.keys}.items():
+        if isinstance(value, (list, tuple)):
+            if n_layer != tiny.n_layer and len(value) == tiny.n_layer:  # one value per layer
+                value = [value[i % len(value)] for i in range(n_layer)]
+            value = StringArray.of(value) if isinstance(value[0], str) else np.array(value)
+        found[key if key.startswith(("tokenizer.", "xielu.")) else f"{tiny.architecture}.{key}"] = value
+    return found | {"general.architecture": tiny.architecture}
+
+
+def _read(architecture: str, metadata: dict[str, Value]) -> str:
+    """Return the hyper-parameters and the model's own constants, with floats of seven digits; or the kind of error."""
+    loaded = ARCHITECTURES[architecture].load()
+    model: Any = loaded.__new__(loaded)
+    try:
+        found = model._read_hparams(Keys(Metadata(metadata)), 512)
+    except (GgufError, InvalidModel, UnsupportedModel) as error:
+        return type(error).__name__
+    text = re.sub(r" at 0x\w+", "", f"{found} {sorted(vars(model).items())}")
+    return re.sub(r"\d+\.\d+(e[+-]?\d+)?", lambda match: f"{float(match[0]):.7g}", text)
+
+
+def lines(tiny: Tiny) -> Iterator[str]:
+    for n_layer in (tiny.n_layer, DEEP):
+        metadata = _metadata(tiny, n_layer)
+        whole = _read(tiny.architecture, metadata)
+        yield f"{n_layer} layers: {whole}"
+        for key in sorted(metadata.keys() - {"general.architecture"}):
+            less = _read(tiny.architecture, {name: value for name, value in metadata.items() if name != key})
+            yield f"{n_layer} layers without {key}: {'the same' if less == whole else less}"
+
+
+def _digest(tiny: Tiny) -> str:
+    return hashlib.sha256("\n".join(lines(tiny)).encode()).hexdigest()[:12]
+
+
+@pytest.mark.slow
+def test_hyper_parameters_and_their_defaults() -> None:
+    assert {name: _digest(tiny) for name, tiny in TINY.items()} == json.loads(PATH.read_text())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(*lines(TINY[sys.argv[1]]), sep="\n")
+    else:
+        PATH.write_text(json.dumps({name: _digest(TINY[name]) for name in sorted(TINY)}, indent=0) + "\n")
