@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,24 @@ def test_mask_of_sequences_in_several_row_ranges(kind: dict[str, Any]) -> None:
         (columns,) = np.nonzero(row > -np.inf)
         right[token, moved[columns]] = row[columns]
     np.testing.assert_array_equal(filled(Mask("mask", 512, 8, **kind), split), right)
+
+
+@pytest.mark.parametrize("n_buckets", [8, 32])
+def test_buckets_of_distances(n_buckets: int) -> None:
+    """Half of them are for later rows; from a quarter on they grow to distances of 128."""
+
+    def bucket(distance: int) -> int:
+        half, later = n_buckets // 2, n_buckets // 2 * (distance > 0)
+        n, exact = abs(distance), half // 2
+        if n < exact:
+            return later + n
+        return later + min(exact + int(math.log(n / exact) / math.log(128 / exact) * (half - exact)), half - 1)
+
+    written = np.array([0, 100, 255])
+    memory = MemoryRows(written=written, first=written, last=written, spare=0)
+    given = batch(tokens=np.zeros(3, np.int32), positions=written, memory=(memory,))
+    found = filled(RelativeBuckets(256, 3, n_buckets), given).reshape(3, 256)
+    assert found.tolist() == [[bucket(row - own) for row in range(256)] for own in written.tolist()]
 
 
 def test_buckets_of_sequences_in_several_row_ranges() -> None:

@@ -235,6 +235,7 @@ def test_best_fit_and_growth_in_place() -> None:
     cells.check()
 
 
-def test_a_size_that_is_no_multiple_is_rejected() -> None:
-    with pytest.raises(ValueError, match="256"):
-        KVPool(1000, lambda src, dst, n: None)
+@pytest.mark.parametrize(("n", "block"), [(1000, 1), (0, 1), (-256, 1), (512, 512 + 256)])
+def test_a_size_that_is_no_multiple_is_rejected(n: int, block: int) -> None:
+    with pytest.raises(ValueError, match=f"256 and {block}"):
+        KVPool(n, lambda src, dst, n: None, block)

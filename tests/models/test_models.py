@@ -19,6 +19,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.errors import LlamadoError
 from llamado.ggml import Op, RopeMode
+from llamado.ggml.tensor import Tensor
 from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata, StringArray, Value
 from llamado.gguf.reader import GGUFFile
@@ -397,6 +398,25 @@ def test_a_batch_without_outputs_only_writes_the_caches(tmp_path: Path, make: Ca
     assert {node.view_src for node in writes} == {*kv.tensors}
     assert graph.nodes[-1] is writes[-1]
     assert not any("blk.1.ffn" in leaf.name or "output" in leaf.name.split(".")[0] for leaf in graph.leafs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["falcon-h1", "granitehybrid", "kimi-linear", "lfm2", "llama4", "mamba2", "minimax-01", "qwen3next"]
+)
+def test_a_batch_without_outputs_computes_only_what_the_caches_need(tmp_path: Path, name: str) -> None:
+    model = load(make(TINY[name], tmp_path / "m.gguf"))
+    memory = model.memory(MemoryOptions(n_cells=256, n_sequences=2))
+    graph = model.build(BatchShape(5, 0, 256, n_seqs=1), memory)
+    needed: set[Tensor] = set()
+    waiting = [node for node in graph.nodes if node.view_src in memory.tensors and node.op in (Op.SET_ROWS, Op.CPY)]
+    assert waiting and graph.outputs == {}
+    while waiting:
+        tensor = waiting.pop()
+        if tensor not in needed:
+            needed.add(tensor)
+            waiting += [source for source in (*tensor.src, tensor.view_src) if source is not None]
+    assert [node.name for node in graph.nodes if node not in needed] == []
 
 
 def test_building_a_graph_takes_few_calls_per_node(smollm2_path: Path) -> None:
