@@ -235,6 +235,15 @@ def test_best_fit_and_growth_in_place() -> None:
     cells.check()
 
 
+def test_packing_leaves_each_run_what_it_needs() -> None:
+    cells = Cells(3)
+    first = cells.allocate(2 * ALIGN, 3 * ALIGN)
+    assert first.limit == 3 * ALIGN
+    second = cells.allocate(ALIGN)
+    assert (first.limit, second.limit) == (2 * ALIGN, ALIGN) and cells.pool.allocate(1) is None
+    cells.check()
+
+
 @pytest.mark.parametrize(("n", "block"), [(1000, 1), (0, 1), (-256, 1), (512, 512 + 256)])
 def test_a_size_that_is_no_multiple_is_rejected(n: int, block: int) -> None:
     with pytest.raises(ValueError, match=f"256 and {block}"):
