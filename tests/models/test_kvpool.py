@@ -53,7 +53,7 @@ class Cells:
         """Fork, and copy the cells that are not shared."""
         new = self.pool.fork(run, n, need, want)
         if new is not None:
-            assert new.first % BLOCK == 0 <= n - new.first
+            assert new.first % BLOCK == 0 <= n - new.first and new.used == new.first
             row = new.start
             for start, length in run.rows(new.first, n - new.first):
                 self.copy(start, row, length)
