@@ -183,3 +183,109 @@ def test_commands_are_split() -> None:
         -c "'both'"
     """
     assert command(text) == ["python", "model1.py", "-a", "double quotes", "--b", "single quotes", "-s", "-c", "'both'"]
+
+
+HEAD = "models:\n  a: {cmd: x, proxy: 'http://h:1'"
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("14", 15.0), ("15.5", 15.5), ("", 120.0)])
+def test_loading_gets_at_least_fifteen_seconds(tmp_path: Path, given: str, seconds: float) -> None:
+    (model,) = read(tmp_path, f"healthCheckTimeout: {given}\n{HEAD}}}\n").models
+    assert model.launch.ready_timeout == seconds
+
+
+def test_ports_are_given_to_models_that_use_them_in_the_order_of_names(tmp_path: Path) -> None:
+    text = (
+        "startPort: 65535\nmacros: {own: '--at ${PORT}'}\nmodels:\n"
+        "  c: {cmd: 'x ${own}'}\n  b: {cmd: x, proxy: 'http://h:1'}\n  a: {cmd: x, proxy: 'http://h:${PORT}/'}\n"
+    )
+    found = {model.name: model.launch for model in read(tmp_path, text.replace("65535", "7")).models}
+    assert (found["a"].url, found["b"].url, found["c"].url) == ("http://h:7/", "http://h:1", "http://localhost:8")
+    assert found["c"].args == ("x", "--at", "8")
+    assert read(tmp_path, f"startPort: 65535\n{HEAD}}}").models
+
+
+def test_values_of_macros(tmp_path: Path) -> None:
+    text = (
+        "macros: {n: 5, yea: true, nay: false, text: ' a ', deep: '${text}', env: '${env.X}'}\n"
+        f"{HEAD}, macros: {{n: 6}}, description: ' ${{yea}} ${{n}} ', ttl: -1, concurrencyLimit: -4, metadata: "
+        "{n: ' ${n} ', yea: '${yea}', nay: 'is ${nay}', deep: '${deep}', '${n}': 1, none: null}}\nglobalTTL: 9\n"
+    )
+    (model,) = read(tmp_path, text).models
+    assert model.description == "true 6" and model.ttl == 9 and model.limit == 0
+    assert model.metadata == {"n": 6, "yea": True, "nay": "is false", "deep": " a ", "6": 1, "none": None}
+
+
+def test_filters_and_aliases(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}, aliases: [' b ', 7, {{id: c, name: C}}], checkEndpoint: ' status ', filters: {{strip_params: 'x, ,y',"
+        " stripParams: 'y,z,model', setParamsByID: {a: {p: 1}, b: {p: 2}, d: {p: 3}}}}\n"
+    )
+    (model,) = read(tmp_path, text).models
+    assert model.aliases == ("b", "7", "c", "d") and model.alias_titles == {} and model.launch.check == "/status"
+    assert model.rewrite.strip == ("x", "y", "z") and model.launch.stop == () and model.launch.stop_timeout == 5.0
+    for name, p in (("a", 1), ("b", 2), ("d", 3)):
+        body = {"model": name, "x": 1, "z": 1, "w": 1}
+        model.rewrite.apply(body, name)
+        assert body["p"] == p and "x" not in body and "z" not in body and body["w"] == 1
+
+
+def test_groups_of_several_models(tmp_path: Path) -> None:
+    text = (
+        f"{HEAD}}}\n  b: {{cmd: x, proxy: 'http://h:1'}}\n  c: {{cmd: x, proxy: 'http://h:1'}}\n"
+        "groups: {g: {swap: false, members: [a, b]}}\n"
+    )
+    found = {model.name: model.group for model in read(tmp_path, text).models}
+    assert found["a"] == found["b"] == Group(name="g", swap=False, exclusive=True, persistent=False)
+    assert found["c"].name == "(default)"
+
+
+def test_peers(tmp_path: Path) -> None:
+    text = (
+        "macros: {host: h}\npeers:\n  p: {proxy: ' https://${host}:1/x ', models: [m, 5], apiKey: ' k ', "
+        "filters: {strip_params: x}}\n"
+        "  q: {proxy: 'http://h', models: [m], timeouts: {responseHeader: 7}}\n"
+        "  r: {proxy: 'http://h', models: [m], timeouts: {responseHeader: -7}}\n"
+    )
+    p, q, r = read(tmp_path, text).peers
+    assert (p.name, p.url, p.models, p.key, p.timeout) == ("p", "https://h:1/x", ("m", "5"), "k", 60.0)
+    assert p.rewrite.strip == ("x",) and q.key == "" and (q.timeout, r.timeout) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("peers: {p: {models: [m]}}", "peers.p.proxy: expected http://host:port, got ''"),
+        ("peers: {p: {proxy: 'http://h:0', models: [m]}}", "expected http://host:port"),
+        ("peers: {p: {proxy: 'ftp://h', models: [m]}}", "expected http://host:port"),
+        ("peers: {p: {proxy: 'http://:1', models: [m]}}", "expected http://host:port"),
+        ("peers: {p: {proxy: 'http://h'}}", "peers.p.models: there is none"),
+        ("peers: {p: {proxy: 'http://h', models: [m], apiKey: 'é'}}", "no header can have"),
+        ("peers: {p: {proxy: 'http://h', models: [m], apiKey: \"a\\tb\"}}", "no header can have"),
+        (
+            "peers: {p: {proxy: 'http://h', models: [m]}}\nmodels: {p/m: {cmd: x, proxy: 'http://h:1'}}",
+            "p/m is the name",
+        ),
+        (HEAD + ", env: ['=x']}", "expected NAME=VALUE"),
+        (HEAD + ", aliases: ['']}", "models.a.aliases: expected a name"),
+        (HEAD + ", metadata: 5}", "models.a.metadata: expected keys and values"),
+        (HEAD + ", macros: {m: [1]}}", "macro m: expected a text, a number or a switch"),
+        (HEAD + ", ttl: true}", "models.a.ttl: expected a number"),
+        (HEAD + "}\nstartPort: 65536", "startPort: expected 1 to 65535"),
+        (HEAD + "}\napiKeys: [a, ' ']", "apiKeys: a key is empty"),
+        (HEAD + "}\napiKeys: [{a: 1}]", "apiKeys: expected a list of texts"),
+        ("models: {a: {cmd: '# nothing', proxy: 'http://h:1'}}", "models.a.cmd: there is no command"),
+    ],
+)
+def test_more_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SwapConfigError) as caught:
+        read(tmp_path, text)
+    assert message in str(caught.value)
+
+
+def test_known_keys_are_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("llamado").propagate = True
+    read(tmp_path, f"logRequests: true\n{HEAD}, timeouts: {{}}}}\nhooks: {{on_startup: {{}}}}\nlogLevel: ' WARN '\n")
+    assert "not supported" not in caplog.text
+    read(tmp_path, f"{HEAD}}}\nhooks: {{x: 1, on_startup: {{y: 1}}}}\ngroups: {{g: {{z: 1}}}}\npeers: {{}}\n")
+    assert "left out: groups.g.z, hooks.x, hooks.on_startup.y" in caplog.text
