@@ -121,7 +121,7 @@ def linked(pair: tuple[Worker, Worker]) -> Iterator[LinkedWorkers]:
 
 def test_a_pushed_tensor_arrives(linked: LinkedWorkers) -> None:
     linked.push(bytes_of(1), 1)
-    assert linked.take(1).came and linked.held() == bytes_of(1)
+    assert linked.take(1).came == 1 and linked.held() == bytes_of(1)
     linked.push(bytes_of(2), 2)
     assert linked.take(2, SIZE).came and linked.held() == bytes_of(2)
 
@@ -327,6 +327,32 @@ def test_seconds_of_computing_are_sent_in_microseconds() -> None:
         sent = wire.write_request(wire.Deliver(7, 250_000, 2)) + b"ab"
         ours.shutdown(socket.SHUT_WR)
         assert theirs.makefile("rb").read() == sent
+
+
+def test_data_in_pieces_and_none_at_all_is_sent_behind_one_head() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        outlet = links.Outlet(ours)
+        for pieces in ([b"ab", b"c"], []):
+            outlet.send(1, 0.0, SimpleNamespace(read=lambda start, size, given=pieces: iter(given)), 0, 3)
+        assert not outlet.is_gone
+        head = wire.write_request(wire.Deliver(1, 0, 3))
+        ours.shutdown(socket.SHUT_WR)
+        assert theirs.makefile("rb").read() == head + b"abc" + head
+        theirs.close()
+        assert outlet.is_gone
+
+
+def test_an_inlet_is_attached_once_and_forgets_its_connection() -> None:
+    inlet, shut = links.Inlet(3), list[str]()
+    one, other = (SimpleNamespace(shut=lambda name=name: shut.append(name)) for name in ("one", "other"))
+    assert inlet.number == 3 and len(inlet.ticket) == wire.TICKET_BYTES and inlet.ticket != links.Inlet(3).ticket
+    assert inlet.attach(one) and not inlet.attach(other) and not inlet.is_closed
+    inlet.close()
+    assert inlet.is_closed and shut == ["one"] and not inlet.attach(other)
+    inlet.wait()
+    inlet.close()
+    assert shut == ["one"] and not inlet.attach(other)
 
 
 def test_refusals_reveal_nothing(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
