@@ -320,3 +320,49 @@ async def test_arguments_name_the_addresses_of_ready_services(tmp_path: Path) ->
         found._set_phase(found.statuses[worker], READY, "")
     assert found._arguments(status) == ["x", "--rpc", "<127.0.0.1:1>", "y"]
     assert status.sent_addresses == {"w2": "<127.0.0.1:1>"}
+
+
+@in_loop
+async def test_the_end_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services end in the opposite order of their roles, then the watchdog, then the logs."""
+    roles = {"w": ServiceRole.WORKER, "s": ServiceRole.SERVER, "g": ServiceRole.GATEWAY, "t": ServiceRole.TAP}
+    found, _ = supervisor(tmp_path, *(service(name, role) for name, role in roles.items()))
+    events: list[str] = []
+
+    async def wait(status: ServiceStatus) -> None:
+        events.append(f"start {status.service.name}")
+        await asyncio.Event().wait()
+
+    async def end(status: ServiceStatus) -> None:
+        events.append(f"end {status.service.name}")
+
+    monkeypatch.setattr(found, "_supervise", wait)
+    monkeypatch.setattr(found, "_end", end)
+    monkeypatch.setattr(found._guard, "end", lambda: events.append("end watchdog"))
+    monkeypatch.setattr(ServiceStatus, "close", lambda status: events.append(f"close {status.service.name}"))
+    running = asyncio.create_task(found.run())
+    await until_async(lambda: len(events) == 4)
+    found.stop()
+    await running
+    ordered = sorted(roles, key=lambda name: [*ServiceRole].index(roles[name]), reverse=True)
+    assert events[4:] == [*(f"end {name}" for name in ordered), "end watchdog", *(f"close {name}" for name in roles)]
+
+
+@in_loop
+async def test_a_failed_start_ends_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = supervisor(tmp_path, service("a"), service("b"))
+    ended: list[str] = []
+
+    async def supervise(status: ServiceStatus) -> None:
+        if status.service.name == "a":
+            raise StartFailed("no")
+        await asyncio.Event().wait()
+
+    async def end(status: ServiceStatus) -> None:
+        ended.append(status.service.name)
+
+    monkeypatch.setattr(found, "_supervise", supervise)
+    monkeypatch.setattr(found, "_end", end)
+    with pytest.raises(StartFailed, match="no"):
+        await found.run()
+    assert ended == ["a", "b"]

@@ -214,7 +214,7 @@ def test_static_counts_weigh_the_followers() -> None:
     assert kind.drafter().propose([3], (), 9) == Proposal([], [])
 
 
-class Scripted(DraftKind):
+class TokenSource(DraftKind):
     """Proposes the same tokens for every sequence."""
 
     name = "scripted"
@@ -250,7 +250,7 @@ def best(*kinds: DraftKind, least: int = 0, most: int = 64, room: int = 9) -> Dr
 
 def test_the_most_valuable_draft_is_chosen() -> None:
     """Its tokens end where the chance that all are accepted falls to the limit, an eighth."""
-    likely, long = Scripted([1, 2], 0.9), Scripted([3, 4, 5, 6], 0.5)
+    likely, long = TokenSource([1, 2], 0.9), TokenSource([3, 4, 5, 6], 0.5)
     for kinds in ((likely, long), (long, likely)):
         draft = best(*kinds)
         assert draft is not None and draft.tokens == [1, 2] and kinds[draft.kind] is likely
@@ -260,4 +260,4 @@ def test_the_most_valuable_draft_is_chosen() -> None:
     shorter = best(long, most=1)
     assert shorter is not None and shorter.tokens == [3]
     limited = best(long, room=1)
-    assert limited is not None and limited.tokens == [3] and best(Scripted([1], 0.1)) is None
+    assert limited is not None and limited.tokens == [3] and best(TokenSource([1], 0.1)) is None

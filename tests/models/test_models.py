@@ -360,6 +360,13 @@ def test_invalid_batch_shapes_are_rejected(n_tokens: int, n_outputs: int, n_kv: 
         BatchShape(n_tokens, n_outputs, n_kv)
 
 
+@pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv", "n_seqs"), [(1, 0, 1, 0), (1, 1, 1, 1), (6, 6, 256, 3)])
+def test_smallest_and_largest_batch_shapes(n_tokens: int, n_outputs: int, n_kv: int, n_seqs: int) -> None:
+    assert BatchShape(n_tokens, n_outputs, n_kv, n_seqs=n_seqs).n_kv == n_kv
+    with pytest.raises(ValueError, match="unequal length"):
+        BatchShape(n_tokens, n_outputs, n_kv, n_seqs=n_seqs + 4)
+
+
 def test_attention_beyond_the_cache_is_rejected(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf"))
     with pytest.raises(ValueError, match="512 cells of a cache of 256"):

@@ -1,8 +1,8 @@
 """Hyper-parameters of every small model, also without each optional key and with more layers, as digests.
 
 Golden rows compare the values that small files give; these digests also hold the defaults of missing keys and the
-patterns of deep models. `PYTHONPATH=tests python tests/models/test_read_hparams.py` writes the digests anew, and with
-a model's name prints what they are made of.
+patterns of deep models, and the entry `ranges` holds the valid ranges of all keys. `PYTHONPATH=tests python
+tests/models/test_read_hparams.py` writes the digests anew, and with an entry's name prints what it is made of.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from llamado.gguf.errors import GgufError
 from llamado.gguf.metadata import Metadata, StringArray, Value
 from llamado.models import ARCHITECTURES
 from llamado.models.errors import InvalidModel, UnsupportedModel
-from llamado.models.keys import Keys
+from llamado.models.keys import FLOATS, INTEGERS, Keys
 
 PATH = Path(__file__).parent / "hparams.json"
 DEEP = 14
@@ -63,17 +63,28 @@ def lines(tiny: Tiny) -> Iterator[str]:
             yield f"{n_layer} layers without {key}: {'the same' if less == whole else less}"
 
 
-def _digest(tiny: Tiny) -> str:
-    return hashlib.sha256("\n".join(lines(tiny)).encode()).hexdigest()[:12]
+def ranges() -> Iterator[str]:
+    """Yield the valid range of each key."""
+    for table in (INTEGERS, FLOATS):
+        for key, range in table.items():
+            yield f"{key}: {range}"
+
+
+def _digest(given: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(given).encode()).hexdigest()[:12]
+
+
+def _digests() -> dict[str, str]:
+    return {"ranges": _digest(ranges()), **{name: _digest(lines(TINY[name])) for name in sorted(TINY)}}
 
 
 @pytest.mark.slow
 def test_hyper_parameters_and_their_defaults() -> None:
-    assert {name: _digest(tiny) for name, tiny in TINY.items()} == json.loads(PATH.read_text())
+    assert _digests() == json.loads(PATH.read_text())
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(*lines(TINY[sys.argv[1]]), sep="\n")
+        print(*(ranges() if sys.argv[1] == "ranges" else lines(TINY[sys.argv[1]])), sep="\n")
     else:
-        PATH.write_text(json.dumps({name: _digest(TINY[name]) for name in sorted(TINY)}, indent=0) + "\n")
+        PATH.write_text(json.dumps(_digests(), indent=0) + "\n")

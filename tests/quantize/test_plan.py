@@ -38,7 +38,7 @@ def uint32(value: int) -> bytes:
 
 
 def test_key_values_of_the_file(path: Path) -> None:
-    """Those that are set come last; whole numbers are stored without their sign, and strings in 127 bytes."""
+    """Set ones come last; whole numbers are stored without their sign, and strings in 127 bytes."""
     sums = {"blk.0.attn_q.weight": ColumnSums(np.ones((1, 64), np.float32), np.array([1]))}
     given = request(
         "Q4_K_M",

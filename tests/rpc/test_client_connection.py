@@ -60,7 +60,7 @@ def test_requests_are_read_ahead_by_kind(pair: tuple[ClientConnection, socket.so
     assert connection.next_request() is None
 
 
-class Recorded:
+class RemoteRegion:
     """A region of memory that this process cannot reach."""
 
     memory = None
@@ -85,7 +85,7 @@ def test_data_is_received_in_pieces(
     data = bytes(range(10))
     for _ in range(3):
         client.sendall(wire.write_request(request, wire.V8) + data)
-    region = Recorded()
+    region = RemoteRegion()
     assert connection.next_request() == request
     connection.receive(cast(Any, region), 100, 10)
     assert region.writes == [(100, data[:4]), (104, data[4:8]), (108, data[8:])]
