@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.drafts import model as model_module
 from llamado.engine.drafts.contract import Proposal
+from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, mark_of
 
 N_VOCAB, N_CELLS = 20, 100
@@ -189,3 +190,34 @@ def test_now_and_then_a_worthless_draft_is_tried() -> None:
     drafter = ModelDrafter(cast(Any, None))
     found = [drafter.pass_over() for _ in range(2 * model_module._ASK_AGAIN)]
     assert [i + 1 for i, asked in enumerate(found) if asked] == [model_module._ASK_AGAIN, 2 * model_module._ASK_AGAIN]
+
+
+@pytest.mark.parametrize(
+    ("least", "limits", "most", "drafted", "next_token"),
+    [
+        (0.0, {}, 4, [4], 4),
+        (0.89, {}, 4, [4], 4),
+        (0.91, {}, 4, [], None),
+        (0.0, {"least": 0.39}, 4, [4], 4),
+        (0.0, {"least": 0.4}, 4, [], None),
+        (0.0, {}, 1, [4], None),
+        (0.0, {"end": 4}, 4, [4], None),
+    ],
+)
+def test_tokens_of_heads_end_where_they_are_not_worth_it(
+    forward: CountingForward,
+    least: float,
+    limits: dict[str, Any],
+    most: int,
+    drafted: list[int],
+    next_token: int | None,
+) -> None:
+    head = cast(Any, SimpleNamespace(hidden_widths=(8,), first=False, tokens=None))
+    drafts = HeadKind(
+        cast(Any, forward), N_VOCAB, head, name="head", least=least, ends=frozenset([limits.get("end", 99)])
+    )
+    query = DraftQuery(drafts.drafter(), [3], [], most, GUESS, 0, limits.get("least", 0.0), 0.0, 0.5)
+    row = forward.start(np.array([3]), [], np.array([0])).result()[0]
+    proposal, confidence = Proposal([], []), [9.0, 0.5]
+    assert drafts._add(query, row, proposal, confidence, 1, lambda mark: 0.8) == next_token
+    assert proposal == Proposal(drafted, [mark_of(0.9)] * len(drafted)) and confidence == [9.0, 0.4]
