@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from llamado.engine.drafts import model as model_module
 from llamado.engine.drafts.contract import Proposal
+from llamado.engine.drafts.drafts import DraftManager, DraftRequest
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, mark_of
+from llamado.engine.drafts.pending_draft import PendingDraft
 
 N_VOCAB, N_CELLS = 20, 100
 
@@ -221,3 +223,22 @@ def test_tokens_of_heads_end_where_they_are_not_worth_it(
     proposal, confidence = Proposal([], []), [9.0, 0.5]
     assert drafts._add(query, row, proposal, confidence, 1, lambda mark: 0.8) == next_token
     assert proposal == Proposal(drafted, [mark_of(0.9)] * len(drafted)) and confidence == [9.0, 0.4]
+
+
+def test_the_time_of_drafting_counts_for_the_next_batch(
+    forward: CountingForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[tuple[Any, ...]] = []
+    manager = DraftManager([kind(forward)])
+    monkeypatch.setattr(manager.cost, "note", lambda *given: noted.append(given))
+    state = manager.follow(PendingDraft(), GUESS)
+    request = DraftRequest(state, np.array([1, 2], np.int32), 2, 3, 0)
+    (draft,) = manager.propose([request], 1)
+    assert draft is not None and draft.tokens == [3, 4, 5] and state.ahead.tokens == draft.tokens
+    assert manager.takes_long and manager.features_width == 0
+    for seconds in (0.75, 0.0):  # three tokens
+        manager.note(1, 4, 0.5, 2, 7.0)
+        assert noted.pop() == (1, 4, 0.5, 2, 7.0, seconds)
+    assert manager.counts[0][1:] == (1, 3, 0)
+    media = manager.follow(PendingDraft(), GUESS, media=True)
+    assert manager.propose([DraftRequest(media, np.array([1], np.int32), 1, 3, 0)], 1) == [None]
