@@ -75,6 +75,9 @@ def test_llamado_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
         (128 + 99, [], "ended by signal 99"),
         (3, ["error: no room"], "exit code 3: error: no room"),
         (1, [], "exit code 1"),
+        (127, [], "exit code 127"),
+        (128, [], "exit code 128"),
+        (129, [], "ended by SIGHUP"),
     ],
 )
 def test_exits_are_described(code: int, lines: list[str], description: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
@@ -205,6 +206,33 @@ def test_a_pull_ends_when_all_clients_disconnect(
         assert all("completed" in json.loads([next(each), next(each)][1]) for each in (first, second))
         one.close()
         assert not stopped.wait(0.3) and "completed" in json.loads(next(second))  # the other client still waits
+    assert stopped.wait(GUARD)
+
+
+@pytest.mark.slow
+def test_a_pull_without_a_stream_ends_with_its_client(
+    start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def fetch_model(source: object, options: object, *, progress: Any, warn: Any) -> Path:
+        began.set()
+        try:
+            for done in range(100_000):
+                progress(done, 100_000)
+                time.sleep(0.005)
+        finally:
+            stopped.set()
+        return tmp_path
+
+    monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
+    url = start_router(None).http.base_url
+    assert url.port is not None
+    body = json.dumps({"model": "me/slow", "stream": False}).encode()
+    with socket.create_connection((url.host, url.port)) as client:
+        head = f"POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        assert began.wait(GUARD) and not stopped.is_set()
     assert stopped.wait(GUARD)
 
 

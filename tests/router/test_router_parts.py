@@ -16,6 +16,7 @@ from llamado.router.api.entries import download_entry, model_entry
 from llamado.router.catalog import Catalog, Group, Launch, RoutedModel
 from llamado.router.child import CRASHES
 from llamado.router.fleet import LOADED, LOADING, UNLOADED, Fleet, FleetLimits, Instance, _conflict, _fits
+from llamado.router.peers import Peer, Peers
 from llamado.router.refusals import RefusalLog
 
 LAUNCH = Launch(args=("serve", "-m", "x"), env={})
@@ -211,3 +212,20 @@ def test_refusals_are_logged(
         asyncio.run(RefusalLog(app)(scope, cast(Any, None), send))
     assert len(sent) == 3 and [record.getMessage() for record in caplog.records] == ([] if line is None else [line])
     assert fleets.log.name == "llamado.router"
+
+
+def test_models_of_peers_by_their_shortest_names() -> None:
+    peers = Peers(
+        [Peer(name=name, url="http://h", models=models) for name, models in (("p", ("a", "b", "b")), ("q", ("b", "c")))]
+    )
+    names = {name: (found.peer.name, found.model) for name, found in peers.by_shortest_name(lambda name: name == "c")}
+    assert names == {"a": ("p", "a"), "p/b": ("p", "b"), "q/b": ("q", "b"), "q/c": ("q", "c")}
+    assert peers.find("b") is None and peers.find("x") is None
+    one = peers.find("a")
+    assert one is not None and one == peers.find("p/a")
+    assert one.listed("a", 7) == {
+        "id": "a", "aliases": [], "tags": [], "object": "model", "owned_by": "llamado", "created": 7,
+        "status": {"value": "remote"}, "source": "peer", "can_remove": False, "name": "p: a",
+        "meta": {"llamaswap": {"peerID": "p"}},
+    }  # fmt: skip
+    peers.close()
