@@ -386,3 +386,16 @@ def test_writing_beyond_a_run_is_rejected() -> None:
     handle, memory = allocate(record, 40), record.memory
     with pytest.raises(ValueError, match="65 tokens"):
         memory.write(handle, 65, np.zeros(65 * memory.token_bytes, np.uint8))
+
+
+@pytest.mark.parametrize("n_drafted", [0, 3])
+def test_each_kind_of_state_has_rows_of_its_own(n_drafted: int) -> None:
+    """The current state, snapshots, the periodic one, and those while draft tokens are verified."""
+    states = States("_s", 2, n_drafted)
+    for home in (0, 4 + n_drafted):
+        place = states._place(home)
+        temporary = states._temporary_rows(place)
+        assert temporary == [home, *range(home + 4, home + 4 + n_drafted)]
+        place.rows = {n: home + n for n in range(4 + n_drafted)}
+        assert states.snapshots(place) == [1, 2, 3] and states._snapshot_row(place) == home + 1
+    assert states.n_rows == 2 * (4 + n_drafted)

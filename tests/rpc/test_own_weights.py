@@ -329,6 +329,8 @@ def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatc
     assert files.offer(offered) == [False]
     clock += 5.0
     assert files.offer(offered) == [True]
+    (file,) = files._index[offered[0]]
+    assert file.hashing.keys() == {b"token_embd.weight"}  # before the client asks for it
     files.close()
 
 
