@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from llamado.http.access import (
     key_is_valid,
 )
 from llamado.http.answer import Receive, Scope, Send, answer
+from llamado.http.bodies import SMALL_BODY, body_of
 
 EVIL = "http://evil.example"
 
@@ -106,6 +108,29 @@ def test_running_requests_are_counted_until_they_end_or_fail() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         ask(broken)
     assert broken.n_running == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_bodies_are_released_if_no_response_is_sent(fails: bool) -> None:
+    """A client that disconnects before the response begins must not keep a share of the budget."""
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(scope).read(scope, receive)
+        assert access.bodies.free < free
+        if fails:
+            raise RuntimeError("broken")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+    size = SMALL_BODY + 1
+    access = Access(read, AccessRules())
+    free = access.bodies.free
+    headers = [(b"host", b"localhost"), (b"content-length", b"%d" % size)]
+    scope = {"type": "http", "method": "POST", "path": "/x", "headers": headers, "client": ("::1", 9)}
+    with pytest.raises(RuntimeError, match="broken") if fails else nullcontext():
+        asyncio.run(access(scope, receive, receive))
+    assert access.bodies.free == free
 
 
 def test_head_gets_the_headers_of_get() -> None:
