@@ -39,7 +39,8 @@ async def test_a_chat_is_stored_changed_and_deleted(tmp_path: Path) -> None:
         assert (await http.delete("/chats/a1", headers=if_match(second))).status_code == 200
         listed = (await http.get("/chats")).json()
         assert (listed["chats"], listed["deleted"]) == ([], ["a1"])
-        assert (await http.get("/chats/a1")).status_code == 404
+        missing = await http.get("/chats/a1")
+        assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
         again = await http.put("/chats/a1", content=b'{"title":"back"}', headers=NEW)
         assert again.status_code == 200 and (await http.get("/chats")).json()["deleted"] == []
 
@@ -58,6 +59,8 @@ async def test_a_missed_change_of_another_device_is_a_conflict(tmp_path: Path) -
         assert (await http.get("/chats/a")).json() == {"n": 2}
         without = await http.put("/chats/a", content=b'{"n":3}')
         assert without.status_code == 428 and (await http.delete("/chats/a")).status_code == 428
+        for id in ("a", "unknown"):
+            assert (await http.delete(f"/chats/{id}", headers=NEW)).status_code == 400
         assert (await http.delete("/chats/b", headers=if_match(first))).status_code == 404
 
 
