@@ -61,9 +61,10 @@ def test_models_are_listed_and_shown_without_being_loaded(start_router: Start, t
 
 @pytest.mark.slow
 def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A"), "b:7b": fake("B")}))
+    router = start_router(config({"a": fake("A"), "b:7b": fake("B"), "d:latest": fake("D")}))
     for name, path, answers in (
         ("a", "chat", "A"), ("a:latest", "generate", "A"), ("b:7b", "embed", "B"), ("b:7b", "embeddings", "B"),
+        ("d:latest", "chat", "D"),
     ):  # fmt: skip
         body = {"model": name, "messages": HELLO, "prompt": "x", "input": "x"}
         assert router.http.post(f"/api/{path}", json=body).json()["name"] == answers
