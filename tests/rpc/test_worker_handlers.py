@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
+
+import pytest
+from waiting import GUARD
 
 from llamado.rpc import wire
-from llamado.rpc.worker.client import WorkerState
+from llamado.rpc.worker.client import Client, WorkerState
 from llamado.rpc.worker.connection import ClientConnection
+from llamado.rpc.worker.handlers.buffers import BufferHandlers
+from llamado.rpc.worker.handlers.links import LinkHandlers
+from llamado.rpc.worker.links import Inlet
 from llamado.rpc.worker.session import Session
 
 
@@ -15,3 +22,19 @@ def test_every_request_has_one_handler() -> None:
         session = Session(ClientConnection(sock, "127.0.0.1", "client", wire.LATEST), WorkerState([]))
         kinds = [kind for part in session.parts for kind in part.handlers()]
     assert len(kinds) == len(wire.COMMANDS) and set(kinds) == set(wire.COMMANDS)
+
+
+@pytest.mark.parametrize("ends", ["client", "worker"])
+def test_connections_that_attach_while_they_end_do_not_wait(ends: str) -> None:
+    """`interrupt` may have missed their inlet, so the handler closes it."""
+    with socket.socket() as sock:
+        client = Client(ClientConnection(sock, "127.0.0.1", "client", wire.LATEST), WorkerState([]))
+        inlet = Inlet(1)
+        client.worker.inlets[inlet.ticket] = inlet
+        client.is_gone, client.worker.is_stopping = ends == "client", ends == "worker"
+        guard = threading.Timer(GUARD, inlet.close)
+        guard.start()
+        with pytest.raises(ConnectionAbortedError):
+            LinkHandlers(client, BufferHandlers(client)).attach(wire.Attach(inlet.ticket))
+        assert guard.is_alive()
+        guard.cancel()
