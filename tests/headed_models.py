@@ -226,6 +226,7 @@ def make_dflash(
         "enc.output_norm.weight": n,
         "output.weight": (n, n_drafted) if n_drafted else None,
         "d2t": n_drafted or None,
+        "rope_freqs.weight": HEAD // 2 if "rope_freqs.weight" in more else None,
     }
     if not own:
         tensors["token_embd.weight"] = None

@@ -21,10 +21,10 @@ from .test_drafting_heads import answers, load, outputs, work
 HEAD = 32
 
 
-def rotated(x: Array, positions: Any) -> Array:
-    """Rotate heads [n, heads, dim]: element pairs are split between both halves (NEOX)."""
+def rotated(x: Array, positions: Any, factors: Array) -> Array:
+    """Rotate heads [n, heads, dim]: pairs are split between both halves (NEOX). `factors` divide the frequencies."""
     half = HEAD // 2
-    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
+    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half) / factors
     first, second = x[..., :half], x[..., half:]
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
@@ -35,6 +35,7 @@ def dflash(w: dict[str, Array], embedding: Array, features: Array, tokens: list[
     context = norm(features @ w["fc.weight"].T, w["enc.output_norm.weight"])
     n, m = len(context), len(tokens)
     x = embedding[tokens]
+    factors = w.get("rope_freqs.weight", np.ones(HEAD // 2))
 
     def heads(layer: int, y: Array, name: str) -> Array:
         return (y @ w[f"blk.{layer}.attn_{name}.weight"].T).reshape(len(y), -1, HEAD)
@@ -43,10 +44,10 @@ def dflash(w: dict[str, Array], embedding: Array, features: Array, tokens: list[
         block = f"blk.{layer}."
         h = norm(x, w[block + "attn_norm.weight"])
         seen = np.concatenate([context, h])
-        k = rotated(norm(heads(layer, seen, "k"), w[block + "attn_k_norm.weight"]), np.arange(n + m))
+        k = rotated(norm(heads(layer, seen, "k"), w[block + "attn_k_norm.weight"]), np.arange(n + m), factors)
         shared = block + "attn_v.weight" not in w
         v = norm(heads(layer, seen, "k"), np.ones(HEAD)) if shared else heads(layer, seen, "v")
-        q = rotated(norm(heads(layer, h, "q"), w[block + "attn_q_norm.weight"]), np.arange(n, n + m))
+        q = rotated(norm(heads(layer, h, "q"), w[block + "attn_q_norm.weight"]), np.arange(n, n + m), factors)
         scores = np.einsum("ihd,jhd->hij", q, np.repeat(k, 2, axis=1)) / np.sqrt(HEAD)
         if causal:
             scores[:, :, n:][:, np.triu(np.ones((m, m), bool), 1)] = -np.inf
@@ -75,7 +76,13 @@ ALL = ("post_attention_norm.weight", "post_ffw_norm.weight", "attn_sinks.weight"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"more": ALL, "own": True}, {"more": ("-attn_v.weight",)}, {"attention.causal": True}],
+    [
+        {},
+        {"more": ALL, "own": True},
+        {"more": ("-attn_v.weight",)},
+        {"more": ("rope_freqs.weight",)},
+        {"attention.causal": True},
+    ],
 )
 def test_dflash_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
