@@ -138,6 +138,14 @@ def test_the_longest_and_then_the_newest_prefix_is_found() -> None:
     assert store.find(tokens(1, 2, 3, 7), 1) == (store.all()[0], 4) and store.all()[0].tokens[-1] == 7
 
 
+def test_a_longer_sequence_needs_only_the_memory_beyond_its_prefix() -> None:
+    gone: list[int] = []
+    store = PromptStore(100, 6, 4, dropped=lambda one: gone.append(one.tokens.size))
+    assert store.put(tokens(10, 11, 12, 13), read) and store.put(tokens(1, 2, 3), read)  # 40 and 30 bytes
+    assert store.put(tokens(1, 2, 3, 4, 5, 6), read) and gone == [] and store.nbytes == 100
+    assert store.put(tokens(1, 2, 3, 4, 5, 6, 7), read) and gone == [4] and store.nbytes == 70
+
+
 def test_half_of_the_limit_can_be_reserved() -> None:
     gone: list[int] = []
     store = PromptStore(100, 6, 4, dropped=lambda one: gone.append(one.tokens.size))
