@@ -190,6 +190,13 @@ def test_the_largest_internvl_has_rms_norms(tmp_path: Path, monkeypatch: pytest.
     assert norms() == 4
 
 
+def test_pictures_of_internvl_have_up_to_12_tiles(tmp_path: Path) -> None:
+    encoder = encoder_of(INTERNVL, tmp_path)
+    for n, tiles in ((1, 0), (11, 11), (12, 12), (13, 12)):
+        parts = chunks(encoder.prepare(media(n * 32, 32)))
+        assert len(parts) == tiles + 1, n
+
+
 def test_positions_of_llama_4_are_counted_from_1(tmp_path: Path) -> None:
     encoder = encoder_of(LLAMA4, tmp_path)
     assert isinstance(encoder, Llama4Encoder)
