@@ -122,3 +122,44 @@ def test_the_keyboard_alone_operates_a_chat(page: Page) -> None:
         go("New chat")
         page.keyboard.press("Enter")
         expect(page.locator("article")).to_have_count(0)
+
+
+def test_screen_readers_find_messages_and_controls_by_name(browser: Browser) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 844})
+    with scripted_server(ScriptedEngine(ANSWER)) as address:
+        page.goto(address)
+        send(page, "Hello")
+        page.locator(".hljs-keyword").first.wait_for()
+        page.get_by_role("button", name="Send", exact=True).wait_for()
+        expect(page.get_by_role("region", name="Conversation")).to_match_aria_snapshot("""
+            - log "Messages":
+              - article "You":
+                - text: Hello
+                - button "Copy"
+                - button "Edit"
+                - button "Delete"
+              - article "fake":
+                - heading "Title" [level=1]
+                - paragraph
+                - list:
+                  - listitem: one
+                  - listitem: two
+                - blockquote
+                - table
+                - text: python
+                - button "Copy"
+                - code
+                - button "Copy"
+                - button "Edit"
+                - button "Regenerate"
+                - button "Continue"
+                - button "Delete"
+            - button "Attach files"
+            - textbox "Message"
+            - button "Send"
+            - button "Saved prompts"
+            """)
+        # Hidden inputs of files stand behind buttons that have a name.
+        expect(page.get_by_role("button", name="Files to attach")).to_have_count(0)
+        expect(page.get_by_role("button", name="Chat file")).to_have_count(0)
+    page.close()

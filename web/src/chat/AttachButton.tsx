@@ -50,10 +50,9 @@ export function AttachButton({ accepts, onFiles }: Props) {
   const input = (label: string, ref: typeof files, more: { accept?: string; capture?: "environment"; multiple?: boolean } = {}) => (
     <input
       ref={ref}
-      class="hidden"
+      hidden
       type="file"
       multiple
-      tabIndex={-1}
       aria-label={label}
       onChange={({ currentTarget }) => {
         const chosen = [...(currentTarget.files ?? [])];

@@ -124,11 +124,10 @@ function Foot({ onSelect }: { onSelect: () => void }) {
       </button>
       <input
         ref={file}
-        class="hidden"
+        hidden
         type="file"
         accept="application/json,.json,.jsonl"
         aria-label={t.chatFile}
-        tabIndex={-1}
         onChange={({ currentTarget }) => {
           const chosen = currentTarget.files?.[0];
           if (chosen) void importFile(chosen);

@@ -5,6 +5,7 @@ test.each([
   ["Rivers of Spain", "Rivers of Spain"],
   ['"Rivers of Spain."\n\nThis title…', "Rivers of Spain"],
   ["**Title: Ríos**", "Ríos"],
+  ["**Rivers** of `Spain`", "Rivers of Spain"],
   ["# Flüsse", "Flüsse"],
   ["<think>\nhm\n</think>\n\n„Flüsse“", "Flüsse"],
   ["", ""],

@@ -27,8 +27,8 @@ async function waitForIdleServer(signal: AbortSignal): Promise<boolean> {
 
 /** Return the title in an answer of the model; "" if there is none. */
 export function cleanTitle(answer: string): string {
-  const line = answer.replace(/<think>.*?<\/think>/s, "").trim().split("\n")[0] ?? "";
-  const title = line.replace(/^(\*\*|#+\s|title:\s*|["'“„«])+|(\*\*|["'”“»]|[.\s])+$/gi, "").trim();
+  const line = answer.replace(/<think>.*?<\/think>/s, "").replace(/\*\*|__|`/g, "").trim().split("\n")[0] ?? "";
+  const title = line.replace(/^(#+\s|title:\s*|["'“„«])+|(["'”“»]|[.\s])+$/gi, "").trim();
   return title.length > TITLE_LENGTH ? "" : title;
 }
 

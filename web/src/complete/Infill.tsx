@@ -111,10 +111,9 @@ export function Infill() {
           </button>
           <input
             ref={file}
-            class="hidden"
+            hidden
             type="file"
             multiple
-            tabIndex={-1}
             aria-label={t.files}
             onChange={(event) => void add([...(event.currentTarget.files ?? [])])}
           />
