@@ -573,13 +573,13 @@ class Fleet:
                 self._queue.append(instance)
         self._schedule()
 
-    def unload(self, instance: Instance, *, at_once: bool = False) -> None:
+    def unload(self, instance: Instance) -> None:
         """Stop a model. A loading one is killed; running requests get the time between SIGTERM and SIGKILL."""
         instance.load_requested = False
         if instance in self._queue and not instance.waiters:
             self._queue.remove(instance)
         loading = instance.status == LOADING
-        self._stop(instance, at_once=at_once or loading)
+        self._stop(instance, at_once=loading)
         if loading:
             name = instance.model.name
             self._refuse(instance, ApiError("invalid_request_error", f"model name={name} is not running"))
