@@ -60,10 +60,11 @@ REWRITTEN_TESTS = (
     "tiny",
 )
 
-QUESTIONS = ["What", "Whether", "Who", "Whose", "Whoever", "How", "Where", "Which"]
+QUESTION_WORDS = ["What", "Whether", "Who", "Whose", "Whoever", "How", "Where", "Which"]
+"""Words at the beginning of a docstring that asks instead of naming the thing."""
 CONTINUATIONS = ["Those", "That which", "Also", "And", "But", "Else", "Otherwise", "Neither", "Not even", "Not only"]
 """Words that continue the name above a docstring, which readers have to put together then."""
-_OPENING = re.compile(rf"({'|'.join(QUESTIONS + CONTINUATIONS)})\b")
+_OPENING = re.compile(rf"({'|'.join(QUESTION_WORDS + CONTINUATIONS)})\b")
 # Nobody in particular, and software that behaves like a person.
 _RIDDLES = re.compile(
     r"\b(nobody|somebody|anybody|whoever|what goes along|goes elsewhere|is told|are told|was told|hears? of"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Locator, Page, Route
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 """Installed by `npm ci`."""
@@ -55,6 +55,31 @@ def send(page: Page, text: str) -> None:
     """Send a message in the chat or the compare view."""
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
+
+
+TRAP = """
+globalThis.ran = [];
+globalThis.pwn = (what) => globalThis.ran.push(String(what));
+globalThis.alert = globalThis.pwn;
+"""
+"""Script of a page that records calls of `pwn` and `alert` in `ran`: those of hostile text."""
+
+
+def make_chats(page: Page, *titles: str) -> None:
+    """Make chats by sending one message in each."""
+    from playwright.sync_api import expect
+
+    for title in titles:
+        page.get_by_role("link", name="New chat").click()
+        send(page, title)
+        page.get_by_role("heading", name=title, level=1).wait_for()
+        page.get_by_role("button", name="Send", exact=True).wait_for()
+        expect(page.locator("article.assistant .markdown")).to_have_text(["Answer to 1."])
+
+
+def listed_chats(page: Page) -> Locator:
+    """Return the links of the list of chats."""
+    return page.locator(".chats-row a")
 
 
 GROUPS = {"Complete": "Text", "Infill": "Text", "Live": "Server", "Cluster": "Server", "Lab": "Server"}

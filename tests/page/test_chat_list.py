@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import choose_action, send
-from playwright.sync_api import BrowserContext, Error, Locator, Page, expect
+from browsing import choose_action, listed_chats, make_chats, send
+from playwright.sync_api import BrowserContext, Error, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -21,43 +21,34 @@ def page(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
     """A page with three chats."""
     with scripted_server(engine) as address:
         page.goto(address)
-        for title in ("Rivers", "Lakes", "Seas"):
-            page.get_by_role("link", name="New chat").click()
-            send(page, title)
-            page.get_by_role("heading", name=title, level=1).wait_for()
-            page.get_by_role("button", name="Send", exact=True).wait_for()
-            expect(page.locator("article.assistant .markdown")).to_have_text(["Answer to 1."])
+        make_chats(page, "Rivers", "Lakes", "Seas")
         yield page
-
-
-def chats(page: Page) -> Locator:
-    return page.locator(".chats-row a")
 
 
 def test_a_deleted_chat_is_restored_with_its_draft(page: Page) -> None:
     page.get_by_label("Message", exact=True).fill("and the next")
     choose_action(page, "Seas", "Delete")
-    expect(chats(page)).to_have_text(["Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Lakes", "Rivers"])
     expect(page.locator("article")).to_have_count(0)
     expect(page.get_by_role("status").filter(has_text="Chat deleted.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
     expect(page.locator("article")).to_have_count(2)
     expect(page.get_by_label("Message", exact=True)).to_have_value("and the next")
     choose_action(page, "Seas", "Delete")
     page.get_by_role("button", name="Close notice").click()
     page.reload()
-    expect(chats(page)).to_have_text(["Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Lakes", "Rivers"])
 
 
 def test_a_pinned_chat_stays_at_the_top(page: Page) -> None:
     choose_action(page, "Rivers", "Pin")
     expect(page.locator(".chats-head").first).to_have_text("Pinned")
-    expect(chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
     page.reload()
-    expect(chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
     choose_action(page, "Rivers", "Unpin")
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
 
 
 def test_a_duplicate_is_independent(page: Page) -> None:
@@ -80,10 +71,10 @@ def test_selected_chats_are_exported_and_deleted(page: Page, tmp_path: Path) -> 
     exported = json.loads((tmp_path / "chats.json").read_text())["conversations"]
     assert sorted(one["conversation"]["title"] for one in exported) == ["Rivers", "Seas"]
     page.locator(".sidebar-foot").get_by_role("button", name="Delete").click()
-    expect(chats(page)).to_have_text(["Lakes"])
+    expect(listed_chats(page)).to_have_text(["Lakes"])
     page.get_by_text("2 chats deleted.").wait_for()
     page.get_by_role("button", name="Undo").click()
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
 
 
 def test_one_chat_is_exported_as_markdown(page: Page, tmp_path: Path) -> None:
@@ -123,9 +114,9 @@ def test_chats_and_answers_appear_in_other_tabs(page: Page, engine: ScriptedEngi
     choose_action(other, "Rivers", "Rename")
     other.get_by_label("Chat title").fill("Ríos")
     other.keyboard.press("Enter")
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Ríos"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Ríos"])
     choose_action(other, "Seas", "Delete")
-    expect(chats(page)).to_have_text(["Lakes", "Ríos"])
+    expect(listed_chats(page)).to_have_text(["Lakes", "Ríos"])
     expect(page.locator("article")).to_have_count(0)
 
 

@@ -6,19 +6,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from browsing import Listener, assert_accessible, send
+from browsing import TRAP, Listener, assert_accessible, send
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
 
 FLOW = "flowchart LR\n  accTitle: From question to answer\n  a[Question] --> b[Answer]"
-
-TRAP = """
-globalThis.pwned = [];
-globalThis.pwn = (what) => globalThis.pwned.push(String(what));
-globalThis.alert = globalThis.pwn;
-"""
 
 
 @pytest.fixture
@@ -205,7 +199,7 @@ def test_a_hostile_diagram_runs_and_requests_nothing(
         drawn(chat).click(position={"x": 20, "y": 20})
         assert active_parts(chat, drawn(chat)) == []
     for frame in chat.frames:
-        assert frame.evaluate("globalThis.pwned") == []
+        assert frame.evaluate("globalThis.ran") == []
     assert not listener.seen
     assert chat.url.startswith(here.split("#")[0]) and len(chat.context.pages) == 1
 
@@ -225,7 +219,7 @@ def test_a_script_in_the_frame_of_diagrams_does_not_run(chat: Page, engine: Scri
         })"""
     )
     assert blocked == "script-src-elem"
-    assert inner.evaluate("globalThis.pwned") == [] and inner.evaluate("self.origin") == "null"
+    assert inner.evaluate("globalThis.ran") == [] and inner.evaluate("self.origin") == "null"
 
 
 def test_a_diagram_that_never_ends_does_not_keep_others_waiting(chat: Page, engine: ScriptedEngine) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import WITHOUT_TITLES, assert_accessible, choose_action, send
-from playwright.sync_api import Browser, Locator, Page, expect
+from browsing import WITHOUT_TITLES, assert_accessible, choose_action, listed_chats, make_chats, send
+from playwright.sync_api import Browser, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -19,16 +19,8 @@ def page(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
     """A page with three chats."""
     with scripted_server(engine) as address:
         page.goto(address)
-        for title in ("Rivers", "Lakes", "Seas"):
-            page.get_by_role("link", name="New chat").click()
-            send(page, title)
-            page.get_by_role("heading", name=title, level=1).wait_for()
-            page.get_by_role("button", name="Send", exact=True).wait_for()
+        make_chats(page, "Rivers", "Lakes", "Seas")
         yield page
-
-
-def chats(page: Page) -> Locator:
-    return page.locator(".chats-row a")
 
 
 def move(page: Page, title: str, folder: str) -> None:
@@ -43,17 +35,17 @@ def test_a_chat_is_moved_to_a_folder_and_out_of_it(page: Page) -> None:
     move(page, "Rivers", "Water")
     folder = page.get_by_role("button", name="Water 1")
     expect(folder).to_have_attribute("aria-expanded", "true")
-    expect(chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Rivers", "Seas", "Lakes"])
     choose_action(page, "Seas", "Move to folder…")
     assert_accessible(page)
     page.get_by_role("dialog").get_by_role("button", name="Water").click()
-    expect(chats(page)).to_have_text(["Seas", "Rivers", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Rivers", "Lakes"])
     page.reload()
     expect(page.get_by_role("button", name="Water 2")).to_be_visible()
     choose_action(page, "Rivers", "Move to folder…")
     page.get_by_role("button", name="No folder").click()
     expect(page.get_by_role("button", name="Water 1")).to_be_visible()
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
 
 
 def test_a_closed_folder_stays_closed(page: Page) -> None:
@@ -61,13 +53,13 @@ def test_a_closed_folder_stays_closed(page: Page) -> None:
     folder = page.get_by_role("button", name="Water 1")
     folder.press("Enter")
     expect(folder).to_have_attribute("aria-expanded", "false")
-    expect(chats(page)).to_have_text(["Seas", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes"])
     assert_accessible(page)
     page.reload()
-    expect(chats(page)).to_have_text(["Seas", "Lakes"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes"])
     page.keyboard.press("Control+K")
     page.keyboard.type("River")
-    expect(chats(page)).to_have_text(["Rivers"])
+    expect(listed_chats(page)).to_have_text(["Rivers"])
 
 
 def test_a_folder_is_renamed_and_removed(page: Page) -> None:
@@ -80,7 +72,7 @@ def test_a_folder_is_renamed_and_removed(page: Page) -> None:
     page.get_by_role("button", name="Actions for folder Fresh water").click()
     page.get_by_role("menuitem", name="Remove folder, keep chats").click()
     expect(page.locator(".folder")).to_have_count(0)
-    expect(chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Lakes", "Rivers"])
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_role("button", name="Fresh water 1")).to_be_visible()
 
@@ -119,7 +111,7 @@ def test_folders_work_by_keyboard(page: Page) -> None:
     page.keyboard.type("Water")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Water 1").press("Space")
-    expect(chats(page)).to_have_text(["Seas", "Rivers"])
+    expect(listed_chats(page)).to_have_text(["Seas", "Rivers"])
     page.get_by_role("button", name="Actions for Rivers").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowDown")
@@ -145,5 +137,5 @@ def test_folders_work_on_a_phone(browser: Browser, engine: ScriptedEngine) -> No
         assert box and box["height"] >= 44 and box["x"] + box["width"] <= 390
         assert phone.evaluate("document.documentElement.scrollWidth") <= 390
         folder.tap()
-        expect(chats(phone)).to_have_count(0)
+        expect(listed_chats(phone)).to_have_count(0)
         phone.close()

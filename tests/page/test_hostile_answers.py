@@ -8,17 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import Listener, computing, send
+from browsing import TRAP, Listener, computing, send
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
-
-TRAP = """
-globalThis.ran = [];
-globalThis.pwn = (what) => globalThis.ran.push(String(what));
-globalThis.alert = globalThis.pwn;
-"""
 
 
 @pytest.fixture

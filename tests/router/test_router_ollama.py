@@ -183,12 +183,12 @@ def test_unknown_models_cannot_be_pulled(start_router: Start, hub: loopback.Site
     assert answer.status_code == 500 and "no access" in answer.json()["error"]
 
 
-def test_a_pull_ends_when_all_clients_disconnect(
-    start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stopped = threading.Event()
+def slow_downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[threading.Event, threading.Event]:
+    """Replace downloads by one of several minutes. Return the events of its start and its end."""
+    began, stopped = threading.Event(), threading.Event()
 
     def fetch_model(source: object, options: object, *, progress: Any, warn: Any) -> Path:
+        began.set()
         try:
             for done in range(100_000):
                 progress(done, 100_000)
@@ -198,6 +198,13 @@ def test_a_pull_ends_when_all_clients_disconnect(
         return tmp_path
 
     monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
+    return began, stopped
+
+
+def test_a_pull_ends_when_all_clients_disconnect(
+    start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, stopped = slow_downloads(monkeypatch, tmp_path)
     router = start_router(None)
     with (
         router.http.stream("POST", "/api/pull", json={"model": "me/slow"}) as one,
@@ -214,19 +221,7 @@ def test_a_pull_ends_when_all_clients_disconnect(
 def test_a_pull_without_a_stream_ends_with_its_client(
     start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    began, stopped = threading.Event(), threading.Event()
-
-    def fetch_model(source: object, options: object, *, progress: Any, warn: Any) -> Path:
-        began.set()
-        try:
-            for done in range(100_000):
-                progress(done, 100_000)
-                time.sleep(0.005)
-        finally:
-            stopped.set()
-        return tmp_path
-
-    monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
+    began, stopped = slow_downloads(monkeypatch, tmp_path)
     url = start_router(None).http.base_url
     assert url.port is not None
     body = json.dumps({"model": "me/slow", "stream": False}).encode()
