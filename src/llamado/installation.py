@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -59,6 +58,8 @@ def _system_option() -> list[str]:
 
 def _clone() -> Path | None:
     """Return the folder of an editable installation or of a clone that is not installed, else None."""
+    import importlib.metadata  # slow to import, and needed for a hint only
+
     try:
         text = importlib.metadata.distribution("llamado").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -67,13 +68,15 @@ def _clone() -> Path | None:
     origin = json.loads(text) if text else {}
     if not origin.get("dir_info", {}).get("editable"):
         return None
-    from urllib.request import url2pathname  # slow to import, and needed for a hint only
+    from urllib.request import url2pathname
 
     return Path(url2pathname(urlsplit(origin["url"]).path))
 
 
 def _requirements(extra: str) -> list[str]:
     """Return the requirements that the package declares for an extra."""
+    import importlib.metadata
+
     try:
         declared = importlib.metadata.requires("llamado") or []
     except importlib.metadata.PackageNotFoundError:

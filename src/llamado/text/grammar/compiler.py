@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamado.text.grammar.deep_stack import with_deep_stack
-from llamado.text.grammar.gbnf import FAILED
-from llamado.text.grammar.gbnf_lark import gbnf_grammar
 from llamado.text.grammar.guidance import LIMITS, GuidedMatcher
-from llamado.text.grammar.json_schema.schema import schema_error, schema_grammar
-from llamado.text.grammar.lark import lark_error, lark_grammar, regex_grammar
 from llamado.text.grammar.lazy import LazyConstraint
 from llamado.text.grammar.matcher import GrammarConstraint
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
@@ -124,7 +120,7 @@ class GrammarCompiler:
         vocabulary = self.vocabulary
         guided = vocabulary.guided
         try:
-            text = _GRAMMARS[source.kind](source.text, vocabulary)
+            text = _guided_grammar(source, vocabulary)
         except RecursionError:
             raise GrammarError("the grammar cannot be used: it is nested too deep") from None
 
@@ -135,16 +131,35 @@ class GrammarCompiler:
         built = with_deep_stack(build)
         if not isinstance(built, str):
             return built
-        if source.kind == "json_schema" or "failed to compile JSON schema" in built:
-            raise schema_error(built)
-        if source.kind == "gbnf":
-            raise GrammarError(f"{FAILED}: {lark_error(built)}")
-        raise GrammarError(f"the grammar cannot be used: {lark_error(built)}")
+        raise _rejected(source.kind, built)
 
 
-_GRAMMARS: Mapping[str, Callable[[str, GuidedVocabulary], str]] = {
-    "json_schema": lambda text, _: schema_grammar(text),
-    "gbnf": gbnf_grammar,
-    "regex": lambda text, _: regex_grammar(text),
-    "lark": lark_grammar,
-}
+# The first grammar imports the languages: importing them earlier would take a twentieth of a server's start.
+
+
+def _guided_grammar(source: GrammarSource, vocabulary: GuidedVocabulary) -> str:
+    """Return a grammar in llguidance's language. Raises GrammarError or RecursionError."""
+    from llamado.text.grammar.gbnf_lark import gbnf_grammar
+    from llamado.text.grammar.json_schema.schema import schema_grammar
+    from llamado.text.grammar.lark import lark_grammar, regex_grammar
+
+    match source.kind:
+        case "json_schema":
+            return schema_grammar(source.text)
+        case "gbnf":
+            return gbnf_grammar(source.text, vocabulary)
+        case "regex":
+            return regex_grammar(source.text)
+        case "lark":
+            return lark_grammar(source.text, vocabulary)
+
+
+def _rejected(kind: str, message: str) -> GrammarError:
+    """Return the error for a grammar that llguidance rejects with `message`."""
+    from llamado.text.grammar.gbnf import FAILED
+    from llamado.text.grammar.json_schema.schema import schema_error
+    from llamado.text.grammar.lark import lark_error
+
+    if kind == "json_schema" or "failed to compile JSON schema" in message:
+        return schema_error(message)
+    return GrammarError(f"{FAILED if kind == 'gbnf' else 'the grammar cannot be used'}: {lark_error(message)}")
