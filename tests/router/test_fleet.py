@@ -296,6 +296,24 @@ def test_reading_requests_do_not_keep_a_model_loaded(clock: Clock) -> None:
     run([model("a")], work)
 
 
+@pytest.mark.parametrize("count", [True, False])
+def test_a_request_that_waits_for_a_load_keeps_the_model_only_if_it_counts(clock: Clock, count: bool) -> None:
+    async def work(fleet: Fleet) -> None:
+        instance = fleet.instances["a"]
+        instance.status, instance.child = fleets.LOADING, cast(Child, object())
+        waiting = asyncio.create_task(fleet.acquire(instance, count=count))
+        await asyncio.sleep(0)
+        instance.status = fleets.LOADED
+        fleet._grant(instance)
+        lease = await waiting
+        clock.now = 1005.0
+        lease.release()
+        assert instance.last_used == (1005.0 if count else 0.0) and instance.in_flight == 0
+        instance.child = None
+
+    run([model("a")], work)
+
+
 @pytest.mark.slow
 def test_failed_loads_back_off(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:

@@ -36,6 +36,9 @@ _CHAT_NAME = re.compile(rf"chat-({_ID.pattern})\.json")
 _MARK_NAME = re.compile(rf"deleted-({_ID.pattern})")
 
 
+_Version = tuple[int, int, int]  # time of the last change, size, and inode of a file
+
+
 class ChatError(LlamadoError):
     """A chat cannot be read or stored."""
 
@@ -73,8 +76,8 @@ class ChatFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._listed: dict[str, tuple[tuple[int, int, int], ChatEntry]] = {}
-        """The entries of the last list, with the marks of their files."""
+        self._listed: dict[str, tuple[_Version, ChatEntry]] = {}
+        """The entries of the last list, with the versions of their files."""
 
     def entries(self) -> tuple[list[ChatEntry], list[str]]:
         """Return all chats, and the ids of deleted ones."""
@@ -131,18 +134,18 @@ class ChatFolder:
             state = "was deleted" if found is None else "exists" if expected is None else "was changed"
             raise ChatConflict(f"chat {id} {state} meanwhile: read it again, and then change it")
 
-    def _list_entry(self, id: str) -> tuple[tuple[int, int, int], ChatEntry] | None:
-        """Return the mark of a chat's file and its entry, which is read only if the mark has changed."""
+    def _list_entry(self, id: str) -> tuple[_Version, ChatEntry] | None:
+        """Return the version of a chat's file and its entry, which is read only if the file has changed."""
         try:
             status = self._file(id).stat()
         except FileNotFoundError:
             return None
-        mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
         before = self._listed.get(id)
-        if before is not None and before[0] == mark:
+        if before is not None and before[0] == version:
             return before
         entry = self._entry(id)
-        return None if entry is None else (mark, entry)
+        return None if entry is None else (version, entry)
 
     def _entry(self, id: str) -> ChatEntry | None:
         """Return the entry of a chat by the first line of its file; None if there is none."""

@@ -84,7 +84,7 @@ class Instance:
     draining: bool = False
     """True if the model is draining: it gets no new requests and stops after the running ones."""
     in_flight: int = 0
-    waiters: deque[asyncio.Future[Lease]] = field(default_factory=deque)
+    waiters: deque[Waiter] = field(default_factory=deque)
     last_used: float = 0.0
     loading_since: float = 0.0
     loaded_at: float = 0.0
@@ -128,12 +128,20 @@ class Instance:
         return "sleeping" if self.asleep and self.status == LOADED else self.status
 
 
+@dataclass(frozen=True, eq=False)
+class Waiter:
+    """A request that waits for a model; `count`: it counts as use of the model."""
+
+    granted: asyncio.Future[Lease]
+    count: bool
+
+
 class Lease:
     """A request's hold on a model's process."""
 
     __slots__ = ("_count", "_fleet", "_open", "child", "instance")
 
-    def __init__(self, fleet: Fleet, instance: Instance, child: Child, count: bool = True) -> None:
+    def __init__(self, fleet: Fleet, instance: Instance, child: Child, count: bool) -> None:
         self._fleet = fleet
         self._count = count
         self.instance = instance
@@ -206,7 +214,7 @@ class Fleet:
             raise _failed(instance, retry_after=max(1, wait))
         if self._waiting >= self.limits.waiting:
             raise _busy(f"{self._waiting} requests wait for models already")
-        waiter: asyncio.Future[Lease] = self._loop.create_future()
+        waiter = Waiter(self._loop.create_future(), count)
         instance.waiters.append(waiter)
         self._waiting += 1
         if instance not in self._queue and (instance.status != LOADING or instance.stopping):
@@ -214,10 +222,11 @@ class Fleet:
         self._schedule()
         try:
             async with asyncio.timeout(self.limits.patience):
-                return await waiter
+                return await waiter.granted
         except BaseException as error:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()  # granted at the moment the wait was cancelled
+            granted = waiter.granted
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                granted.result().release()  # granted at the moment the wait was cancelled
             elif waiter in instance.waiters:
                 instance.waiters.remove(waiter)
             if not instance.waiters and not instance.load_requested and instance in self._queue:
@@ -242,14 +251,14 @@ class Fleet:
         assert child is not None
         while instance.waiters:
             waiter = instance.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(Lease(self, instance, child))
+            if not waiter.granted.done():
+                waiter.granted.set_result(Lease(self, instance, child, waiter.count))
 
     def _refuse(self, instance: Instance, error: ApiError) -> None:
         while instance.waiters:
             waiter = instance.waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(error)
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
         instance.load_requested = False
         if instance in self._queue:
             self._queue.remove(instance)
