@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,14 @@ def apply(step: Step, root: Path) -> None:
     text = path.read_text()
     assert text.count(old) == 1, f"{step.path} has no such place, or several: {old}"
     path.write_text(text.replace(old, new))
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports a file outside of packages by its bare name."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in files)
+    assert len(files) > 100
+    assert [str(path) for path in files if names[path.name] > 1] == []
 
 
 def test_every_extension_point_has_an_example() -> None:
