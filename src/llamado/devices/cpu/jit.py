@@ -106,11 +106,12 @@ class Jit:
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
         self._open: CodeSegment | None = None
         self._machine = self._new_machine()
-        self._first = ""
+        self._f16_runtime = b""
+        """Object file with the functions that LLVM calls to convert halves, for a CPU without instructions for it."""
         if platform.machine() in ("x86_64", "AMD64") and not features.get("f16c"):
             from llamado.devices.cpu import f16_runtime
 
-            self._first = str(f16_runtime.module())
+            self._f16_runtime = self._emit(self._llvm.parse_assembly(str(f16_runtime.module())))
 
     def _new_machine(self) -> Any:
         target = self._llvm.Target.from_triple(self._triple)
@@ -221,9 +222,9 @@ class Jit:
         """Add an empty segment. If there are too many, drop the least recently used one, which lives on while a program
         holds it.
         """
-        segment = CodeSegment(
-            self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(self._first), self._new_machine())
-        )
+        segment = CodeSegment(self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(""), self._new_machine()))
+        if self._f16_runtime:
+            segment.engine.add_object_file(self._llvm.ObjectFileRef.from_data(self._f16_runtime))
         self._segments[id(segment)] = segment
         if len(self._segments) > SEGMENTS:
             _, oldest = self._segments.popitem(last=False)

@@ -111,6 +111,7 @@ def _module() -> Any:
     libc = ctypes.CDLL(None)
 
     handler = ir.Function(made, ir.FunctionType(nothing, [i32, pointer, pointer]), "on_bus_error")
+    handler.attributes.add("nounwind")  # one section is loaded; see Jit._emit
     b = ir.IRBuilder(handler.append_basic_block("entry"))
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
