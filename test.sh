@@ -26,7 +26,7 @@ stamp=.venv/.llamado-installed-dev
 if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ] || [ tests/constraints.txt -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # Only what is imported is compiled, when it is.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c tests/constraints.txt -e '.[dev]' </dev/null
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile -c tests/constraints.txt -e '.[dev]' </dev/null
   touch "$stamp"
 fi
 

@@ -40,7 +40,7 @@ packages() { # Debian's: by an apt of its own, so that this machine's is left as
 }
 wheels() {
   rm -rf "$arm/site"
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$arm/site" --only-binary :all: \
+  "$python" -m pip install -qq --disable-pip-version-check --no-deps --no-compile --target "$arm/site" --only-binary :all: \
     $(printf -- '--platform manylinux_2_%s_aarch64 ' 17 24 26 27 28 31 34) --platform manylinux2014_aarch64 \
     --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none $versions </dev/null
 }

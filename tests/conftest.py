@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import environment
 import httpx._config as httpx_config
@@ -60,6 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.leave_out(config.option.markexpr)
     if timeout := float(config.getini("timeout") or 0):
         config.pluginmanager.register(Watchdog(timeout))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from file_scheduling import FileScheduling  # only in the process that distributes the tests
+
+    return FileScheduling(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -58,7 +58,7 @@ if [ -z "$fake" ]; then
   # Not an environment of its own: that of python3 may have numpy and llvmlite, and be one itself.
   python=python3 site=$PWD/.venv-cuda
   if [ ! -d "$site" ]; then
-    python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$site" "$wheels"/*.whl
+    python3 -m pip install -qq --disable-pip-version-check --no-deps --no-index --target "$site" "$wheels"/*.whl
     mkdir -p "$site/bin"
     printf '#!/bin/sh\nexec python3 -m llamado "$@"\n' >"$site/bin/llamado"
     chmod +x "$site/bin/llamado"

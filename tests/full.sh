@@ -10,7 +10,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v promtoo
   apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light prometheus systemd || true
 fi
 tests "checks and tests" ./test.sh
-step "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[full]'
+step "packages of the tests below" .venv/bin/python -m pip install -qq --disable-pip-version-check -c tests/constraints.txt -e '.[full]'
 for cpu in avx2 avx512; do
   LLAMADO_CPU=$cpu tests "the quick tests on a CPU of $cpu" "${pytest[@]}" -n 2 --dist loadfile \
     -m "not full and not interop and not browser and not slow"
@@ -24,7 +24,7 @@ tests "the page in a browser" tests/page/run.sh full
 step "the package by three installers" tests/package.sh
 step "real clients" tests/clients/run.sh
 # Helm itself, as a library (75 MB, not for every processor): it renders the chart of `llamado deploy helm`.
-if .venv/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'helm-python-sdk>=0.2,<0.3' </dev/null; then
+if .venv/bin/python -m pip install -qq --disable-pip-version-check --only-binary :all: 'helm-python-sdk>=0.2,<0.3' </dev/null; then
   tests "Helm" "${pytest[@]}" tests/cluster/test_helm.py
 fi
 step "clusters on Ray" tests/on_ray/run.sh

@@ -13,8 +13,8 @@ say() { printf '%3d s  %s\n' "$SECONDS" "$*"; }
 fail() { echo "package.sh: $*" >&2; exit 1; }
 
 "$python" -m venv "$folder/tools"
-"$folder/tools/bin/pip" install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6,<8' </dev/null
-[ "$installers" = pip ] || "$folder/tools/bin/pip" install --quiet --disable-pip-version-check 'uv>=0.5,<1' 'pipx>=1.7,<2' </dev/null
+"$folder/tools/bin/pip" install -qq --disable-pip-version-check 'build>=1.2,<2' 'twine>=6,<8' </dev/null
+[ "$installers" = pip ] || "$folder/tools/bin/pip" install -qq --disable-pip-version-check 'uv>=0.5,<1' 'pipx>=1.7,<2' </dev/null
 PATH="$folder/tools/bin:$PATH"
 say "tools are installed"
 
@@ -83,7 +83,7 @@ check() {
 
 "$python" -m venv "$folder/pip"
 bin="$folder/pip/bin"
-as_user "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
+as_user "$bin/pip" install -qq --disable-pip-version-check "$wheel" </dev/null
 check "the wheel, by pip"
 [ "$installers" != pip ] || exit 0
 bin="$folder/uv/bin"

@@ -1,12 +1,13 @@
-# Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last lines name those that failed
-# and the last line that each of them printed.
+# Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last lines name the tests and the
+# steps that failed, with the reason of each: where only the end of a long output is kept, it is enough.
 #
 # What takes long to make is kept in the user's cache folder: the compiled llama.cpp (LLAMADO_PEER_HOME, default
 # ~/.cache/llamado-peer), models and kernels (LLAMADO_CACHE, default ~/.cache/llamado).
 
 unset PYTHONDONTWRITEBYTECODE # see test.sh
+export CI=1                    # pytest does not shorten the reasons of failures
 pytest=(.venv/bin/python -m pytest -q)
-flaky=() failed=()
+flaky=() failed=() reasons=()
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 
@@ -28,6 +29,7 @@ tests() {
   _timed "$@" || code=$?
   [ $code != 0 ] || return 0
   mapfile -t first < <(_last_failed)
+  mapfile -t -O ${#reasons[@]} reasons < <(grep -aE '^(FAILED|ERROR) ' "$output" | head -n 10 | cut -c 1-300)
   if [ $code != 1 ] || [ ${#first[@]} = 0 ]; then
     failed+=("$1 ($(_reason $code))")
     return 0
@@ -42,6 +44,7 @@ tests() {
 # Print what was flaky and what failed; the exit status says whether anything failed.
 finish() {
   printf '\n== %d:%02d flaky: %d\n' $((SECONDS / 60)) $((SECONDS % 60)) ${#flaky[@]}
+  [ ${#reasons[@]} = 0 ] || printf '%s\n' "${reasons[@]}"
   [ ${#flaky[@]} = 0 ] || printf 'flaky: %s\n' "${flaky[@]}"
   if [ ${#failed[@]} != 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"

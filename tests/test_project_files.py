@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -76,3 +78,38 @@ def test_the_last_line_of_a_run_names_what_failed_and_why(commands: str, last: s
         code = subprocess.run(["bash", "-c", script], cwd=tmp_path, stdout=file).returncode
     assert output.read_text().splitlines()[-1] == last
     assert code == (last != "passed")
+
+
+@pytest.mark.slow
+def test_a_crashed_test_process_fails_one_test(tmp_path: Path) -> None:
+    """The others of its file run in another process, once."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_crash.py").write_text(
+        "import os\nimport pytest\n\n\n@pytest.mark.parametrize('i', range(4))\n"
+        "def test_abort(i):\n    open(f'{i}', 'a').write('x')\n    i == 2 and os.abort()\n"
+    )
+    (tmp_path / "test_other.py").write_text("def test_nothing():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:schemathesis"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "CI": "1"}
+    run = subprocess.run([*command, "."], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    end = run.stdout.splitlines()[-2:]
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED and "1 failed, 4 passed" in end[1]
+    assert re.fullmatch(r"FAILED test_crash.py::test_abort\[2\] - worker 'gw\d' crashed while running '.*'", end[0])
+    assert [(tmp_path / str(i)).read_text() for i in range(4)] == ["x"] * 4
+
+
+def test_the_end_of_a_run_gives_the_reasons_of_failed_tests(tmp_path: Path) -> None:
+    """CI may keep only the end of the output."""
+    script = f"""
+        set -euo pipefail
+        . {ROOT}/tests/steps.sh
+        pytest=(bash -c "exit 1")
+        python3() {{ echo "test_a.py::test_one"; }}
+        tests "ours" bash -c "echo 'FAILED test_a.py::test_one - assert 1 == 2'; echo '1 failed in 3 s'; exit 1"
+        step "further" seq 100
+        finish"""
+    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    end = run.stdout.splitlines()[-3:]
+    assert run.returncode == 1 and end[0].endswith("flaky: 0")
+    assert end[1] == "FAILED test_a.py::test_one - assert 1 == 2"
+    assert end[2].startswith("FAILED: ours (exit status 1") and end[2].endswith("test_a.py::test_one")

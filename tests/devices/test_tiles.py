@@ -13,7 +13,6 @@ from llamado.devices.compile.columns import FILL_TILES
 from llamado.devices.compile.compiler import Compiler
 from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice, cpu_target
-from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.lowerings import LOWERINGS, permission
 from llamado.devices.kernels.activations import TILE
 from llamado.devices.kernels.tiles.experts import MANY
@@ -197,10 +196,6 @@ def test_few_columns_or_rows_take_no_tiles(tiled: list[CpuDevice], plain: CpuDev
         case = product(T.Q8_0, weight_bytes(T.Q8_0, 32, rows), 32, values(32, columns))
         assert uses(tiled[0], case, "matmul_tiles") == (rows == TILE and columns == FILL_TILES)
         assert not uses(plain, case, "matmul_tiles")
-
-
-def test_tiles_report_the_same_numerics(tiled: list[CpuDevice], plain: CpuDevice) -> None:
-    assert tiled[0].numerics == plain.numerics == Jit(LOWERINGS["portable"]).numerics
 
 
 def test_tiles_are_not_used_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ if [ ! -x .venv-ray/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   project="$(packages .venv/bin/python)"
   echo "import site; site.addsitedir('$project')" >"$(packages .venv-ray/bin/python)/project.pth"
   ray="$(.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"])')"
-  .venv-ray/bin/python -m pip install --quiet --disable-pip-version-check $ray </dev/null
+  .venv-ray/bin/python -m pip install -qq --disable-pip-version-check $ray </dev/null
   touch "$stamp"
 fi
 .venv-ray/bin/python -m pytest -q -o cache_dir=.venv-ray/.pytest_cache tests/on_ray "$@"

