@@ -58,6 +58,7 @@ def test_a_closed_folder_stays_closed(page: Page) -> None:
     page.reload()
     expect(listed_chats(page)).to_have_text(["Seas", "Lakes"])
     page.keyboard.press("Control+K")
+    expect(page.get_by_label("Search chats")).to_be_focused()
     page.keyboard.type("River")
     expect(listed_chats(page)).to_have_text(["Rivers"])
 
@@ -102,6 +103,7 @@ def test_selected_chats_are_moved_together_and_exported_with_their_folder(page: 
 def test_folders_work_by_keyboard(page: Page) -> None:
     page.get_by_role("button", name="Actions for Lakes").focus()
     page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
     for _ in range(2):
         page.keyboard.press("ArrowDown")
     expect(page.get_by_role("menuitem", name="Move to folder…")).to_be_focused()
@@ -114,6 +116,7 @@ def test_folders_work_by_keyboard(page: Page) -> None:
     expect(listed_chats(page)).to_have_text(["Seas", "Rivers"])
     page.get_by_role("button", name="Actions for Rivers").focus()
     page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")

@@ -49,6 +49,7 @@ def test_shortcuts_operate_the_chat(chat: Page) -> None:
     field.press("ArrowUp")
     expect(chat.get_by_label("Edit the message")).to_have_value("Lakes")
     chat.keyboard.press("Escape")
+    expect(chat.get_by_label("Edit the message")).to_have_count(0)
     chat.locator(".messages").focus()
     chat.keyboard.type("a question?")  # from anywhere, into the field
     expect(field).to_have_value("a question?")
