@@ -129,18 +129,41 @@ def cxx_for(c: str) -> str:
 
 
 def zig(folder: Path) -> tuple[str, str]:
-    """Install ziglang into a folder and return its commands for C and C++."""
+    """Install ziglang into a folder and return its commands for C and C++. Raises CalledProcessError.
+
+    Zig would link its C++ library statically into each of llama.cpp's libraries, which then free what another one
+    allocated. The commands use the C++ library of `c++` instead.
+    """
+    headers, libraries = cxx_library()
     print("installing ziglang, whose clang compiles code for AMX", file=sys.stderr)
     pip("install", "--target", str(folder), "--upgrade", "ziglang")
-    program = folder / "ziglang" / "zig"
-    commands = []
-    for language in ("cc", "c++"):
-        command = folder / f"zig-{language}"
-        # In release builds the checks of undefined behavior that zig adds by itself cost time.
-        command.write_text(f'#!/bin/sh\nexec "{program}" {language} -fno-sanitize=undefined "$@"\n')
-        command.chmod(0o755)
-        commands.append(str(command))
-    return commands[0], commands[1]
+    # In release builds the checks of undefined behavior that zig adds by itself cost time.
+    program, checks = folder / "ziglang" / "zig", "-fno-sanitize=undefined"
+    include = " ".join(f"-I{header}" for header in headers)
+    link = f'case " $* " in *" -c "* | *" -E "*) ;; *) set -- "$@" {" ".join(libraries)} ;; esac\n'
+    scripts = {
+        "zig-cc": f'exec "{program}" cc {checks} "$@"\n',
+        "zig-c++": f'{link}exec "{program}" c++ {checks} -nostdinc++ {include} -nostdlib++ "$@"\n',
+    }
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}")
+        (folder / name).chmod(0o755)
+    return str(folder / "zig-cc"), str(folder / "zig-c++")
+
+
+def cxx_library() -> tuple[list[str], list[str]]:
+    """Return folders of headers, and files, of the C++ library that `c++` uses. Raises CalledProcessError."""
+
+    def printed(*arguments: str) -> str:
+        try:
+            done = subprocess.run(["c++", *arguments], check=True, capture_output=True, text=True)
+        except OSError as error:
+            raise subprocess.CalledProcessError(127, "c++") from error
+        return done.stdout + done.stderr
+
+    folders = re.findall(r"^ (/\S*/c\+\+/\S+)$", printed("-E", "-v", "-x", "c++", os.devnull), re.MULTILINE)
+    files = [printed(f"-print-file-name={name}").strip() for name in ("libstdc++.so", "libgcc_s.so.1")]
+    return folders, files
 
 
 def compilers(has_amx: bool, environment: Mapping[str, str], zig_folder: Path) -> Iterator[Compiler]:
@@ -252,8 +275,11 @@ def record(peer: str, name: str, *, without_amx: bool) -> None:
 
 
 def name_in(program: Path) -> str:
-    """Return the compiler that a program of llama.cpp names: `built with GNU 12.2.0 for Linux x86_64`."""
-    done = subprocess.run([str(program), "--version"], capture_output=True, text=True)
+    """Return the compiler that a program of llama.cpp names: `built with GNU 12.2.0 for Linux x86_64`.
+
+    Raises CalledProcessError if the program does not run.
+    """
+    done = subprocess.run([str(program), "--version"], check=True, capture_output=True, text=True)
     found = re.search(r"built with (\S+) (\S+)", done.stdout + done.stderr)
     return f"{'GCC' if found[1] == 'GNU' else found[1].lower()} {found[2]}" if found else "unknown compiler"
 
@@ -283,6 +309,7 @@ def install(peer: str) -> None:
                 name = name_in(programs / "llama-server")
         except subprocess.CalledProcessError as error:
             failed = error
+            shutil.rmtree(programs, ignore_errors=True)
             continue
         record(peer, name, without_amx=without_amx)
         return

