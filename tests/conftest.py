@@ -169,12 +169,17 @@ def gemma3_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def peer_bin() -> Path:
-    """Folder of the real llama.cpp's programs; skips the test if they are not installed."""
+def peer_bin() -> Iterator[Path]:
+    """Folder of the real llama.cpp's programs; skips the test if they are not installed.
+
+    They repack no weights: on those that they repack, for AMX above all, they compute with other roundings.
+    """
     folder = peer_programs()
     if folder is None:
         pytest.skip("the real llama.cpp is not installed: run benchmarks/peer.sh")
-    return folder
+    os.environ["LLAMA_ARG_REPACK"] = "0"
+    yield folder
+    os.environ.pop("LLAMA_ARG_REPACK", None)
 
 
 def peer_programs() -> Path | None:

@@ -91,17 +91,23 @@ def with_resolutions(resolutions: Callable[[int], tuple[Size, ...]]) -> Callable
     return make
 
 
-def check(found: PreparedPicture, expected: real.RealOutput, about: str) -> None:
-    """Compare all images, and the grid."""
+def check(found: PreparedPicture, expected: real.RealOutput, about: str, apart: float = 0.0) -> None:
+    """Compare all images, whose values may be so far apart, and the grid."""
     if found.overview is None:
         assert expected.overview is None, about
     else:
         assert expected.overview is not None, about
-        np.testing.assert_array_equal(found.overview, expected.overview.values, about)
+        np.testing.assert_allclose(found.overview, expected.overview.values, 0, apart, err_msg=about)
     assert (found.columns, found.rows) == (expected.grid_x, expected.grid_y), about
     assert len(found.images) == len(expected.entries), about
     for image, entry in zip(found.images, expected.entries, strict=True):
-        np.testing.assert_array_equal(image, entry.values, about)
+        np.testing.assert_allclose(image, entry.values, 0, apart, err_msg=about)
+
+
+ROUNDINGS = {"step3vl": 1e-3}
+"""Greatest difference of values (a level of a picture is 0.015). llama.cpp resizes in floats there, and clang fuses
+products with sums that GCC does not.
+"""
 
 
 def compare(
@@ -111,7 +117,8 @@ def compare(
     for _ in range(n):
         given, pixels = make(rng), noise(rng, most)
         expected = real.preprocess(programs, name, real.hparams(**given), pixels)
-        check(strategy(Media(MediaKind.IMAGE, pixels), options(given)), expected, f"{given} {pixels.shape}")
+        found = strategy(Media(MediaKind.IMAGE, pixels), options(given))
+        check(found, expected, f"{given} {pixels.shape}", ROUNDINGS.get(name, 0.0))
 
 
 LLAMA4 = with_resolutions(lambda side: tiling.square_resolutions(side, 3))
