@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from llamado.commands.bench.perplexity import Score, score_chunk
 from llamado.devices.cpu.device import CpuDevice
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 from llamado.models.batch import Batch
+from llamado.models.errors import InvalidModel
+from llamado.models.keys import Keys
 from llamado.models.memory import Handle, Span, windows_before
 from llamado.models.memory.run import Run
 from llamado.models.parts.ngrams import Hashes, NgramRows
@@ -62,6 +66,51 @@ def test_windows_of_preceding_tokens() -> None:
     assert found.tolist() == [[-1, -1], [-1, 10], [-1, 4], [2, 3], [3, 30], [30, 31]]
     with pytest.raises(ValueError, match="2 tokens before position 9"):
         windows_before(np.array([1], np.int32), [Span(handle, 9, 1, before=[3])], 2)
+
+
+# --- hyper-parameters -------------------------------------------------------------------------------------------------
+
+
+def keys(**values: Any) -> Keys:
+    given: dict[str, Any] = {
+        "ngram_size": 3,
+        "heads_per_ngram": 2,
+        "eos_token_id": 2,
+        "layer_multipliers": [5, 7, 9],
+        "head_offsets": [0, 97, 194, 291],
+        "head_vocab_sizes": [97, 89, 83, 79],
+    } | values
+    arrays = {key: np.array(value, np.int64) if isinstance(value, list) else value for key, value in given.items()}
+    return Keys(Metadata({"general.architecture": "some", **{f"some.ple.{key}": v for key, v in arrays.items()}}))
+
+
+def test_hashes_are_read() -> None:
+    found = Hashes.read(keys(image_token_id=9))
+    assert found == Hashes(3, 2, (5, 7, 9), (0, 97, 194, 291), (97, 89, 83, 79), 2, 9) and found.n_rows == 370
+    assert Hashes.read(keys()).other == 2  # the end token replaces pictures
+    more = keys(layer_multipliers=[5, 7, 9, 1], head_offsets=[0, 97, 194, 291, 1], head_vocab_sizes=[97, 89, 83, 79, 1])
+    assert Hashes.read(more) == Hashes.read(keys())
+    last = keys(head_offsets=[0, 97, 194, 2**31 - 80], head_vocab_sizes=[97, 89, 2**31 - 195, 79])
+    assert Hashes.read(last).n_rows == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"layer_multipliers": [5, -7, 9]}, "has -7; unsigned numbers are expected"),
+        ({"layer_multipliers": [5, 7]}, "have 2, 4 and 4 numbers; 3, 4 and 4 are expected"),
+        ({"head_offsets": [0, 97, 194]}, "have 3, 3 and 4 numbers"),
+        ({"head_vocab_sizes": [97, 89, 83]}, "have 3, 4 and 3 numbers"),
+        ({"head_vocab_sizes": [97, 0, 83, 79]}, "has 97 for a part of 0 rows"),
+        ({"head_vocab_sizes": [97, -1, 83, 79]}, "has 97 for a part of -1 rows"),
+        ({"head_vocab_sizes": [2**31, 89, 83, 79]}, "has 0 for a part of 2147483648 rows"),
+        ({"head_offsets": [-1, 97, 194, 291]}, "has -1 for a part of 97 rows"),
+        ({"head_offsets": [0, 97, 194, 2**31 - 79]}, "has 2147483569 for a part of 79 rows"),
+    ],
+)
+def test_hashes_outside_the_table_are_rejected(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidModel, match=says):
+        Hashes.read(keys(**values))
 
 
 @pytest.mark.slow

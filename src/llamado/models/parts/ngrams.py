@@ -70,6 +70,11 @@ class Hashes:
                 f"'{keys.name('ple.head_vocab_sizes')}' have {len(multipliers)}, {len(offsets)} and {len(sizes)} "
                 f"numbers; {n}, {n_hashes} and {n_hashes} are expected"
             )
+        if min(multipliers) < 0:
+            raise InvalidModel(
+                f"metadata key '{keys.name('ple.layer_multipliers')}' has {min(multipliers)}; unsigned numbers are "
+                "expected"
+            )
         for offset, size in zip(offsets, sizes, strict=False):
             if not 0 < size < 2**31 or not 0 <= offset < 2**31 - size:
                 raise InvalidModel(
