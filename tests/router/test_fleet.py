@@ -18,6 +18,8 @@ from waiting import GUARD, until
 from llamado.engine.options import ModelSource
 from llamado.gguf.errors import SourceError
 from llamado.router import fleet as fleets
+from llamado.router.api.entries import model_entry
+from llamado.router.api.live import _model_json
 from llamado.router.catalog import Catalog, CatalogError, Launch, RoutedModel
 from llamado.router.child import Child
 from llamado.router.fleet import Fleet, FleetLimits, Instance
@@ -359,6 +361,26 @@ def test_restarts_back_off(clock: Clock) -> None:
         assert [await dies() for _ in range(3)] == [0, 0.5, 1]
 
     run([model("a")], work, backoff=0.5, backoff_max=3.0, stable=10.0)
+
+
+def test_a_start_clears_the_failure_of_an_earlier_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(fleet: Fleet) -> None:
+        async def load(instance: Instance, child: Child) -> None:
+            pass
+
+        monkeypatch.setattr(fleet, "_load", load)
+        instance = fleet.instances["a"]
+        instance.failed, instance.exit_code, instance.reason = True, 3, "it died with exit code 3"
+        instance.info, instance.progress, instance.load_requested = {"id": "old"}, {"value": 0.5}, True
+        assert model_entry(instance, 0)["status"]["exit_code"] == 3 and "failure" in _model_json(instance)
+        fleet._start(instance)
+        assert "failure" not in _model_json(instance)
+        assert instance.status == "loading" and not instance.load_requested and not instance.info
+        assert model_entry(instance, 0)["status"].keys() == {"value", "args"}
+        fleet._reset(instance)
+        assert model_entry(instance, 0)["status"].keys() == {"value", "args"}
+
+    run([model("a")], work)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

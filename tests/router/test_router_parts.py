@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import pytest
 
+from llamado.router import downloads as downloads_module
 from llamado.router import fleet as fleets
 from llamado.router.api.entries import download_entry, model_entry
 from llamado.router.catalog import Catalog, Group, Launch, RoutedModel
 from llamado.router.child import CRASHES
+from llamado.router.downloads import Downloads
 from llamado.router.fleet import LOADED, LOADING, UNLOADED, Fleet, FleetLimits, Instance, _conflict, _fits
 from llamado.router.peers import Peer, Peers
 from llamado.router.refusals import RefusalLog
@@ -229,3 +231,29 @@ def test_models_of_peers_by_their_shortest_names() -> None:
         "meta": {"llamaswap": {"peerID": "p"}},
     }  # fmt: skip
     peers.close()
+
+
+def test_progress_of_a_download_is_reported_at_intervals_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(downloads_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def fetch_model(source: Any, options: Any, *, progress: Callable[[int, int], None], warn: Any) -> None:
+        steps = ((0.0, 1), (0.0625, 2), (0.03125, 3), (0.03125, 4), (0.0625, 5), (0.0, 9), (0.0625, 6), (0.125, 7))
+        for seconds, done in steps:
+            now[0] += seconds
+            progress(done, 9)
+
+    async def fetch() -> tuple[list[tuple[str, str, Any]], list[Any]]:
+        events: list[tuple[str, str, Any]] = []
+        ended = asyncio.Event()
+        downloads = Downloads(lambda *event: events.append(event), ended.set)
+        downloads.start("u/m")
+        updates = downloads.join("u/m")
+        await ended.wait()
+        return events, [updates.get_nowait() for _ in range(updates.qsize())]
+
+    monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
+    events, updates = asyncio.run(fetch())
+    assert updates == [(1, 9), (4, 9), (9, 9), (7, 9), ""]
+    progress = [("download_progress", "u/m", {"u/m": {"done": done, "total": 9}}) for done in (1, 4, 9, 7)]
+    assert events == [("model_status", "u/m", {"status": "downloading"}), *progress, ("download_finished", "u/m", {})]
