@@ -172,6 +172,19 @@ def test_few_checkpoints_do_not_change_answers(layers: Layers, plain: Plain, mos
             assert result.tokens == plain(edited, 5) and (result.n_cached > 100) <= (n > 120 or most > 0)
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_stored_sequences_have_at_most_as_many_checkpoints(most: int) -> None:
+    forward = new(KINDS["states"], n_cells=8192, n_sequences=1)
+    with closing(engine_of(forward, ctx_checkpoints=most, checkpoint_min_step=100, n_slots=1)) as engine:
+        chat = Chat(3, thinks=True)
+        for _ in range(2):
+            prompt = chat.prompt()
+            chat.answered(prompt, ask(engine, req(prompt, 6)).tokens)
+        ask(engine, req([1, 2, 3], 1))  # replaces the sequence of the only slot
+        store = engine._sequence_cache.store
+        assert store is not None and [len(stored.tails) for stored in store.all()] == [max(most, 1)]
+
+
 @pytest.mark.slow
 def test_checkpoint_at_the_end_of_a_common_prefix(layers: Layers, plain: Plain) -> None:
     """The end of their common prefix is unknown at first; the third prompt finds a checkpoint there."""
