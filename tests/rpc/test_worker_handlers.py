@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from waiting import GUARD
@@ -13,6 +15,7 @@ from llamado.rpc.worker.client import Client, WorkerState
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.links import LinkHandlers
+from llamado.rpc.worker.handlers.weights import WeightHandlers
 from llamado.rpc.worker.links import Inlet
 from llamado.rpc.worker.session import Session
 
@@ -38,3 +41,20 @@ def test_connections_that_attach_while_they_end_do_not_wait(ends: str) -> None:
             LinkHandlers(client, BufferHandlers(client)).attach(wire.Attach(inlet.ticket))
         assert guard.is_alive()
         guard.cancel()
+
+
+@pytest.mark.parametrize(("is_local", "found"), [((True,), 2), ((False,), 1), ((True, False), 1)])
+def test_only_workers_without_cards_offer_to_map_weights(is_local: tuple[bool, ...], found: int) -> None:
+    sent: list[bytes] = []
+    files = SimpleNamespace(offer=lambda weights: [weight.name == b"a" for weight in weights])
+    devices = [SimpleNamespace(device=SimpleNamespace(local=local)) for local in is_local]
+    client = SimpleNamespace(
+        worker=SimpleNamespace(files=files, devices=devices),
+        connection=SimpleNamespace(send=lambda head, data: sent.append(bytes(data))),
+    )
+    offer = wire.Offer((wire.OfferedWeight(b"a", 1), wire.OfferedWeight(b"b", 1)))
+    handlers = WeightHandlers(cast(Any, client), cast(Any, None))
+    handlers.offer(offer)
+    client.worker.files = None
+    handlers.offer(offer)
+    assert sent == [bytes([found, 0]), bytes(2)]
