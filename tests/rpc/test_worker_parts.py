@@ -1,17 +1,25 @@
-"""Parts of a worker without connections: budgets of clients, remembered greetings, and messages of joining."""
+"""Parts of a worker without connections: budgets of clients, greetings, messages of joining, cached graphs."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 
+from llamado.ggml.graph import Graph
 from llamado.rpc import wire
 from llamado.rpc.worker import budgets as budgets_module
+from llamado.rpc.worker import graph_cache
 from llamado.rpc.worker import greetings as greetings_module
 from llamado.rpc.worker.budgets import Budgets
+from llamado.rpc.worker.decode import DecodedGraph
+from llamado.rpc.worker.graph_cache import GraphCache
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.join import JoinError, _because, _is_any, _status, server_url
 
@@ -133,3 +141,87 @@ def test_addresses_that_name_no_machine(host: str, is_any: bool) -> None:
 def test_errors_of_servers(content: bytes, text: str) -> None:
     assert _status(httpx.Response(503, content=content)) == text
     assert _because("") == "" and _because("x") == " (x)"
+
+
+class CacheRecorder:
+    """A cache of graphs without tensors, with the graphs that it decoded and dropped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoded: list[bytes] = []
+        self.dropped: list[bytes] = []
+        connection = SimpleNamespace(protocol=wire.V8)
+        self.cache = GraphCache(cast(Any, connection), {}, lambda graph: self.dropped.append(graph.payload))
+        monkeypatch.setattr(graph_cache, "decode", self._decode)
+        monkeypatch.setattr(wire, "read_graph", self.request)
+
+    @staticmethod
+    def request(payload: bytes, uid: int = 0, device: int = 0) -> wire.GraphCompute:
+        return wire.GraphCompute(device, np.empty(0, np.uint64), np.empty(0), payload, uid)
+
+    def _decode(self, request: wire.GraphCompute, regions: object) -> DecodedGraph:
+        self.decoded.append(request.payload)
+        return DecodedGraph(Graph(), request)
+
+    def add(self, payload: bytes, uid: int = 0, device: int = 0) -> None:
+        assert self.cache.add(self.request(payload, uid, device)).payload == payload
+
+    def get(self, uid: int, device: int = 0) -> bytes:
+        return self.cache.get(wire.GraphRecompute(device, uid)).payload
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> CacheRecorder:
+    return CacheRecorder(monkeypatch)
+
+
+def test_ready_graphs_are_limited_in_number_and_bytes(recorder: CacheRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_cache, "_READY", 3)
+    monkeypatch.setattr(graph_cache, "_READY_BYTES", 10)
+    for payload in (b"aa", b"bb", b"cc"):
+        recorder.add(payload)
+    assert recorder.dropped == []
+    recorder.add(b"dd")
+    assert recorder.dropped == [b"aa"]
+    recorder.add(b"bb")  # used last now
+    recorder.add(b"eeeeeee")
+    assert recorder.dropped == [b"aa", b"cc", b"dd"]
+    recorder.add(b"f")
+    assert recorder.dropped == [b"aa", b"cc", b"dd"]  # three graphs of ten bytes
+    recorder.add(b"a larger graph")
+    assert recorder.dropped == [b"aa", b"cc", b"dd", b"bb", b"eeeeeee", b"f"]
+    assert recorder.decoded == [b"aa", b"bb", b"cc", b"dd", b"eeeeeee", b"f", b"a larger graph"]
+    recorder.cache.clear()
+    assert recorder.dropped == [b"aa", b"cc", b"dd", b"bb", b"eeeeeee", b"f", b"a larger graph"]
+
+
+def test_dropped_graphs_run_again_by_their_names(recorder: CacheRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_cache, "_READY", 1)
+    recorder.add(b"aa", 1)
+    recorder.add(b"aa", 2)
+    recorder.add(b"bb", 1, device=1)
+    recorder.add(b"cc")
+    assert recorder.dropped == [b"aa", b"bb"] and recorder.decoded == [b"aa", b"bb", b"cc"]
+    assert [recorder.get(2), recorder.get(1), recorder.get(1, device=1)] == [b"aa", b"aa", b"bb"]
+    assert recorder.decoded == [b"aa", b"bb", b"cc", b"aa", b"bb"]
+    for uid, device in ((0, 0), (3, 0), (2, 1), (1, 2)):
+        with pytest.raises(wire.WireError, match=f"without a graph {uid}: none was sent"):
+            recorder.get(uid, device)
+
+
+def test_graphs_that_may_run_again_are_limited_in_bytes(
+    recorder: CacheRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [bytes([i]) * 9 for i in range(3)]
+    monkeypatch.setattr(graph_cache, "_READY", 2)
+    monkeypatch.setattr(graph_cache, "_PACKED_BYTES", 2 * len(zlib.compress(graphs[0], 1)))
+    recorder.add(graphs[0], 1)
+    recorder.add(graphs[1], 1, device=1)
+    recorder.add(b"x")
+    recorder.add(b"y")
+    recorder.get(1)  # ready again, so its compressed bytes do not count
+    recorder.add(graphs[2], 2)
+    recorder.get(1)
+    recorder.add(b"x")
+    assert recorder.dropped == [graphs[0], graphs[1], b"x", b"y", graphs[2]]
+    with pytest.raises(wire.WireError, match="graphs that may be run again take more than"):
+        recorder.add(b"y")
