@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llamado.engine.drafts.contract import Draft
 from llamado.engine.errors import EngineClosed, QueueFull
 from llamado.engine.request import Event, Progress, Timings
 from llamado.engine.sampling.rng import Seed
@@ -124,6 +125,23 @@ def test_a_shift_moves_the_tokens_behind() -> None:
     one = slot(0, range(10))
     one.shift(2, 3)
     assert one.length == 7 and one.tokens[:7].tolist() == [0, 1, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("how", ["shift", "release", "discard"])
+def test_draft_tokens_in_flight_are_dropped_with_what_they_follow(how: str) -> None:
+    one, work = slot(0, range(10)), task()
+    one.discard_drafts()  # there is no request
+    one.task = work
+    work.ahead.add(Draft(0, [7, 8], [0, 0]))
+    assert len(work.ahead) == 2 and work.ahead.epoch == 0
+    if how == "shift":
+        one.shift(2, 3)
+    elif how == "release":
+        one.release()
+    else:
+        one.discard_drafts()
+    assert len(work.ahead) == 0 and work.ahead.epoch == 1
+    assert (one.task is None) == (how == "release")
 
 
 def test_budgets_and_timings(monkeypatch: pytest.MonkeyPatch) -> None:
