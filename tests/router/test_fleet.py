@@ -363,7 +363,7 @@ def test_restarts_back_off(clock: Clock) -> None:
     run([model("a")], work, backoff=0.5, backoff_max=3.0, stable=10.0)
 
 
-def test_a_start_clears_the_failure_of_an_earlier_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_stays_of_an_earlier_process(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(fleet: Fleet) -> None:
         async def load(instance: Instance, child: Child) -> None:
             pass
@@ -377,8 +377,15 @@ def test_a_start_clears_the_failure_of_an_earlier_process(monkeypatch: pytest.Mo
         assert "failure" not in _model_json(instance)
         assert instance.status == "loading" and not instance.load_requested and not instance.info
         assert model_entry(instance, 0)["status"].keys() == {"value", "args"}
+        instance.stopping = instance.draining = instance.asleep = True
+        instance.keep_alive, instance.progress = 5.0, {"value": 0.5}
         fleet._reset(instance)
+        assert not (instance.stopping or instance.draining or instance.asleep or instance.running)
+        assert instance.keep_alive is None and _model_json(instance)["state"] == "unloaded"
         assert model_entry(instance, 0)["status"].keys() == {"value", "args"}
+        instance.removed = True
+        fleet._reset(instance)
+        assert not fleet.instances
 
     run([model("a")], work)
 
