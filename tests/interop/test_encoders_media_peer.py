@@ -93,8 +93,11 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
     path, model = spec.make(tiny, tmp_path / "mmproj.gguf", wtype=wtype), text.make(tiny, tmp_path / "text.gguf")
     pictures = [picture(*size) for size in TILED.get(tiny.projector, SIZES)]
     prompt = "see <__media__> and" * len(pictures)
-    with Mtmd(peer_bin, path, model) as mtmd:
-        theirs = mtmd.chunks(prompt, [media.data for media in pictures])
+    for _ in range(4):  # in one run of ten, one row of pixtral is not a number there
+        with Mtmd(peer_bin, path, model) as mtmd:
+            theirs = mtmd.chunks(prompt, [media.data for media in pictures])
+        if all(chunk.embeddings is None or np.isfinite(chunk.embeddings).all() for chunk in theirs):
+            break
     file, encoder = spec.encoder_of(path, tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
     ours = tokenize(prompt, pictures, tokenizer.encode, tokenizer.find, encoder.prepare, bos=tokenizer.bos, eos=None)
