@@ -145,8 +145,15 @@ class Access:
         self.bodies = BodyBudget(max_body=max_body)
         self.draining = False
         """True during shutdown: running requests are finished, new ones are refused."""
+        self.on_drain: Callable[[], None] = lambda: None
+        """Called when the shutdown begins."""
         self.n_running = 0
         """Requests that `app` is processing."""
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.draining = True
+        self.on_drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -35,6 +35,11 @@ MODEL = "/v1/models/"
 OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
 """Ollama's model endpoints; a model name may carry a tag there."""
 
+CONVERSATION = b"x-conversation-id"
+"""The header that asks for a resumable stream. It is passed on only with OUTLIVES_CLIENT."""
+OUTLIVES_CLIENT = "llamado.outlives_client"
+"""Key of a scope: True if the request goes on when its client disconnects, because the upstream keeps its stream."""
+
 # Hop-by-hop headers (RFC 9110, 7.6.1).
 _HOP = frozenset(
     {
@@ -89,6 +94,8 @@ def request_head(
     dropped = _DROPPED if forward_key and not key else _DROPPED_WITH_KEYS
     if named := _named(headers):
         dropped |= named
+    if not scope.get(OUTLIVES_CLIENT):
+        dropped |= {CONVERSATION}
     if extra_headers:
         dropped |= {name for name, _ in extra_headers}
     earlier = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
@@ -143,6 +150,7 @@ class Exchange:
         self._task = asyncio.current_task()
         self._connection: UpstreamConnection | None = None
         self._guard = disconnected(receive, self._on_disconnect)
+        self._outlives_client = bool(scope.get(OUTLIVES_CLIENT))
         self._waiting = False
         self._stream = self._lines = False
         self._path = ""
@@ -155,7 +163,9 @@ class Exchange:
         self.was_aborted = False
         """True if this process aborted the current attempt."""
         self.disconnected = False
-        """True if the client has disconnected."""
+        """True if the client has disconnected, unless the request outlives it."""
+        self.was_stopped = False
+        """True if another request has stopped this one."""
         self.started = False
         """True if part of the response has been sent to the client."""
 
@@ -168,19 +178,27 @@ class Exchange:
         self._body = b""  # an exception's traceback may hold this object for long
 
     def _on_disconnect(self) -> None:
+        if self._outlives_client:
+            return
         self.disconnected = True
         if self._connection is not None:
             self._connection.hang_up("the client disconnected")
         elif self._waiting and self._task is not None:
             self._task.cancel()
 
+    def stop(self) -> None:
+        """Stop the request if it still waits in `unless_disconnected`."""
+        self.was_stopped = True
+        if self._waiting and self._task is not None:
+            self._task.cancel()
+
     async def unless_disconnected(self, what: Awaitable[T]) -> T | None:
-        """Await `what`; return None if the client disconnects first."""
+        """Await `what`; return None if the client disconnects first, or `stop` is called."""
         self._waiting = True
         try:
             return await what
         except asyncio.CancelledError:
-            if self.disconnected and self._task is not None:
+            if (self.disconnected or self.was_stopped) and self._task is not None:
                 self._task.uncancel()
                 return None
             raise

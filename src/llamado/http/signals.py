@@ -32,7 +32,7 @@ class GracefulServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.access is not None:
-            self.access.draining = True
+            self.access.drain()
             for connection in self.server_state.connections:
                 if isinstance(connection, HttpConnection):
                     connection.finish()

@@ -25,6 +25,8 @@ from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.request_log import Record, current, request_id
+from llamado.http.resumable.recording import RecordedRequests
+from llamado.http.resumable.requests import PATHS as STREAM_PATHS
 from llamado.page.chats_api import CHATS, is_chats_path
 from llamado.page.files import START_PATHS, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -49,6 +51,7 @@ from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox
 from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
+from llamado.server.stream_routes import streams_router
 from llamado.server.tool_routes import tools_router
 
 log = logging.getLogger("llamado.server")
@@ -91,6 +94,7 @@ class ServerApp:
         self._page = frozenset(START_PATHS if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBER_PATHS | frozenset(START_PATHS) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
+        self._recorded = RecordedRequests(self._awake, state.streams)
         self.access = Access(
             self._until_shutdown,
             state.access,
@@ -99,6 +103,7 @@ class ServerApp:
             unready=self._unready,
             max_body=self._max_body,
         )
+        self.access.on_drain = state.streams.close
 
     def _max_body(self) -> int:
         served = self._state.served
@@ -132,7 +137,7 @@ class ServerApp:
             current.reset(token)
 
     async def _until_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await end_if_cancelled(self._awake, scope, receive, send, lambda: self.access.draining)
+        await end_if_cancelled(self._recorded, scope, receive, send, lambda: self.access.draining)
 
     async def _awake(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the routes; first wake the model if the endpoint needs it."""
@@ -140,7 +145,7 @@ class ServerApp:
             sleep = self._state.sleep
             path = scope["path"]
             quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | PRIVILEGED
-            quiet = quiet or path.startswith("/v1/models/") or is_chats_path(path)
+            quiet = quiet or path.startswith("/v1/models/") or is_chats_path(path) or path in STREAM_PATHS
             if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)
                 return
@@ -293,6 +298,7 @@ def create_app(state: ServerState) -> ServerApp:
         embeddings_router(state),
         slots_router(state),
         lora_router(state),
+        streams_router(state.streams),
         cluster_router(state),
         live_router(state),
         lab_router(state),

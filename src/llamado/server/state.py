@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamado.http.access import AccessRules
 from llamado.http.monitoring.metrics import Traffic, UsageReports
+from llamado.http.resumable.registry import StreamRegistry
 from llamado.server.errors import loading
 from llamado.server.live.live import LiveHistory
 from llamado.server.model import ServedLab, ServedModel
@@ -44,6 +45,7 @@ class ServerState:
     tools: ToolsApi = field(default_factory=ToolsApi)
     live: LiveHistory = field(default_factory=LiveHistory)
     usage: UsageReports = field(default_factory=UsageReports)
+    streams: StreamRegistry = field(default_factory=StreamRegistry)
 
     def loaded(self) -> ServedModel:
         """Return the model. Raises ApiError while it is not loaded."""

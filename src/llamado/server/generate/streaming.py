@@ -21,6 +21,7 @@ from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
 from llamado.http.errors import shutting_down
 from llamado.http.monitoring.request_log import current
+from llamado.http.resumable.recording import recording_of
 from llamado.http.streams import disconnected
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
@@ -345,7 +346,10 @@ class AnswerFormat(Protocol):
 
 
 class EventStream(Response):
-    """A streamed response: writes the events of a generation, and cancels it if the client disconnects."""
+    """A streamed response: writes the events of a generation, and cancels it if the client disconnects.
+
+    If the request is recorded, it writes to the recording, and only a stop cancels the generation.
+    """
 
     def __init__(self, generation: Generation, format: AnswerFormat, *, ping_interval: int = 30) -> None:
         super().__init__(media_type=format.media_type, headers={"x-accel-buffering": "no"})
@@ -360,6 +364,10 @@ class EventStream(Response):
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
+        self._write_now = scope.get("extensions", {}).get(WRITE)
+        recording = recording_of(scope)
+        if recording is not None:
+            receive, send, self._write_now = recording.receive, recording.send, recording.write
         with disconnected(receive, generation.disconnect):
             await self._stream(scope, receive, send)
 
@@ -368,7 +376,6 @@ class EventStream(Response):
         interval = self._ping_interval if self._format.media_type == EVENTS else -1
         ping = self._ping = _Ping(interval, generation.wake)
         started = False
-        self._write_now = scope.get("extensions", {}).get(WRITE)
         try:
             while not generation.finished:
                 events = await generation.read()
