@@ -2,6 +2,7 @@
 
 `python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS|FILE] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
 Requests: `{"delay": S, "stream": N, "seen": FILE, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": 1}`.
+"stream" may be true; then `"steps": N` has the number.
 `seen` gets a byte for each part of the stream that has arrived; the next part is made after that.
 A form is answered as with `echo`. With `ready=FILE` it loads until the file exists. `count` gets a line per start and
 per request.
@@ -120,7 +121,7 @@ async def work(
     if "sleep" in asked:
         STATE["asleep"] = bool(asked["sleep"])
     gone = asyncio.ensure_future(reader.read(1))
-    steps = int(str(asked.get("stream", 0)))
+    steps = int(str(asked.get("steps", asked.get("stream", 0))))
     delay = float(str(asked.get("delay", 0)))
     try:
         if steps:

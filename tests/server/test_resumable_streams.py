@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import orjson
 import pytest
-from fakes import ANSWER, FakeEngine
+from fakes import ANSWER
+from resumable import BODY, CHAT, GatedEngine, post, read_some, text_of
 from waiting import GUARD, until
 from wire import Wire, read_answers, serving
 
 from llamado.http.access import AccessRules
-
-CHAT = "/v1/chat/completions"
-BODY = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
-
-
-class GatedEngine(FakeEngine):
-    """Sends as many tokens as it was allowed to."""
-
-    def __init__(self, answer: str = ANSWER, allowed: int = 0) -> None:
-        super().__init__(answer)
-        self._allowed = threading.Semaphore(allowed)
-        self.before = lambda _: self._wait()
-
-    def _wait(self) -> None:
-        while not self._allowed.acquire(timeout=0.05):
-            if self._stop or (self._running and self._running[0][0] in self.cancelled):
-                return
-
-    def allow(self, n: int = 10_000) -> None:
-        """Let it send `n` more tokens."""
-        self._allowed.release(n)
 
 
 @contextlib.contextmanager
@@ -46,27 +24,6 @@ def gated(allowed: int = 0, **options: Any) -> Iterator[tuple[Wire, GatedEngine,
     with serving(engine, **options) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         yield wire, engine, http
         engine.allow()
-
-
-def post(
-    wire: Wire, id: bytes = b"c", path: str = CHAT, body: dict[str, Any] = BODY, headers: bytes = b""
-) -> socket.socket:
-    """Send a request on its own connection."""
-    sock = wire.connect()
-    data = orjson.dumps(body)
-    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nX-Conversation-Id: %b\r\n%bContent-Length: %d\r\n\r\n"
-    sock.sendall(head % (path.encode(), id, headers, len(data)) + data)
-    return sock
-
-
-def read_some(sock: socket.socket, text: bytes = b"data: ") -> bytes:
-    """Read until a text has come."""
-    found = b""
-    while text not in found:
-        part = sock.recv(65536)
-        assert part, found
-        found += part
-    return found
 
 
 def get(http: httpx.Client, id: str = "c", offset: int | str = 0, **more: Any) -> httpx.Response:
@@ -89,20 +46,12 @@ def is_done(http: httpx.Client, id: str = "c") -> bool:
     return found is not None and found["is_done"]
 
 
-def text_of(body: bytes) -> str:
-    """Return the text of a stream of chat chunks, all of which must be whole."""
-    events = body.decode().split("\n\n")
-    assert events.pop() == "" and events.pop() == "data: [DONE]"
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events if event != ":"]
-    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
-
-
 def test_an_answer_goes_on_without_its_client() -> None:
     """After the first tokens, and before: the client that comes back gets every byte once."""
     with gated(allowed=3) as (wire, engine, http):
-        with post(wire) as sock:
+        with post(wire.address) as sock:
             read_some(sock)
-        with post(wire, b"early"):
+        with post(wire.address, b"early"):
             until(lambda: state(http, "early"))
         engine.allow()
         until(lambda: is_done(http) and is_done(http, "early"))
@@ -132,7 +81,7 @@ def test_a_client_that_stays_gets_the_same_bytes() -> None:
 
 def test_a_client_without_the_header_cancels_by_leaving() -> None:
     with gated(allowed=3) as (wire, engine, http):
-        with post(wire, b"") as sock:
+        with post(wire.address, b"") as sock:
             read_some(sock)
         until(lambda: engine.cancelled)
         assert state(http) is None
@@ -140,7 +89,7 @@ def test_a_client_without_the_header_cancels_by_leaving() -> None:
 
 def test_readers_follow_a_running_stream() -> None:
     """Two at once, one of which leaves."""
-    with gated(allowed=2) as (wire, engine, http), post(wire) as sock:
+    with gated(allowed=2) as (wire, engine, http), post(wire.address) as sock:
         read_some(sock)
         bodies: list[bytes] = []
         reading = threading.Thread(target=lambda: bodies.append(get(http).content))
@@ -159,7 +108,7 @@ def test_readers_follow_a_running_stream() -> None:
 
 def test_delete_stops_an_answer() -> None:
     """Its client and its readers get the end of the stream, and its slot is free."""
-    with gated(allowed=3) as (wire, engine, http), post(wire) as sock:
+    with gated(allowed=3) as (wire, engine, http), post(wire.address) as sock:
         started = read_some(sock)
         with http.stream("GET", "/v1/stream", params={"conv_id": "c"}) as reader:
             parts = reader.iter_raw()
@@ -177,7 +126,7 @@ def test_delete_stops_an_answer() -> None:
 
 
 def test_a_stop_before_the_first_token() -> None:
-    with gated() as (wire, engine, http), post(wire) as sock:
+    with gated() as (wire, engine, http), post(wire.address) as sock:
         until(lambda: engine.busy)
         assert http.delete("/v1/stream", params={"conv_id": "c"}).status_code == 204
         ((status, _, body),) = read_answers(sock, 1)
@@ -186,14 +135,14 @@ def test_a_stop_before_the_first_token() -> None:
 
 
 def test_a_new_request_replaces_the_stream() -> None:
-    with gated(allowed=3) as (wire, engine, http), post(wire) as first:
+    with gated(allowed=3) as (wire, engine, http), post(wire.address) as first:
         read_some(first)
         bodies: list[bytes] = []
         waiting = threading.Thread(target=lambda: bodies.append(get(http).content))
         waiting.start()
         stream = wire.state.streams.find(b"c")
         until(lambda: stream is not None and stream.n_readers == 2)
-        with post(wire) as second:
+        with post(wire.address) as second:
             waiting.join(GUARD)
             assert b"[DONE]" not in bodies[0]
             until(lambda: engine.cancelled)
@@ -219,7 +168,7 @@ def test_errors_before_the_first_event_keep_no_stream() -> None:
 
 def test_an_answer_that_is_not_streamed_keeps_nothing() -> None:
     with gated() as (wire, engine, http):
-        with post(wire, body=BODY | {"stream": False}):
+        with post(wire.address, body=BODY | {"stream": False}):
             until(lambda: engine.busy)
         until(lambda: engine.cancelled)  # its client left
         until(lambda: state(http) is None)
@@ -276,7 +225,7 @@ def test_rejected_requests() -> None:
             error = refused.json()["error"]
             assert refused.status_code == 400 and error["message"].startswith("invalid body: ")
             assert error["type"] == "invalid_request_error" and len(error) == 2
-        with post(wire, b"x" * 3000) as sock:
+        with post(wire.address, b"x" * 3000) as sock:
             assert read_answers(sock, 1)[0][0] == 400
 
 
@@ -284,7 +233,7 @@ def test_ids_are_bytes() -> None:
     """Slashes, colons, UTF-8, and bytes that are no text."""
     with gated(allowed=10_000) as (wire, _, http):
         for id in (b"c::org/model:Q8_0", "ä 😀".encode(), b"\xff\xfe", b"a&b=c#d%20"):
-            with post(wire, id) as sock:
+            with post(wire.address, id) as sock:
                 read_some(sock, b"[DONE]")
             quoted = "".join(f"%{byte:02x}" for byte in id)
             assert text_of(http.get(f"/v1/stream?conv_id={quoted}&from=0").content) == ANSWER
@@ -310,7 +259,7 @@ def test_a_lost_beginning_is_an_error() -> None:
     """A stream over its limit drops its oldest bytes. A slow reader of them is cut off."""
     with gated(allowed=2) as (wire, engine, http):
         wire.state.streams._stream_bytes = 1000
-        with post(wire) as slow:
+        with post(wire.address) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             until(lambda: written(http))
             engine.allow()
@@ -325,17 +274,16 @@ def test_a_lost_beginning_is_an_error() -> None:
 def test_a_client_that_does_not_read_delays_nothing() -> None:
     """Neither its own answer nor its slot: the answer is complete although the client has read nothing."""
     engine = GatedEngine("x" * 60_000, allowed=100_000)
-    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
-        with post(wire):
-            until(lambda: is_done(http))
-            assert not engine.busy and len(get(http, offset=written(http) - 10).content) == 10
+    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http, post(wire.address):
+        until(lambda: is_done(http))
+        assert not engine.busy and len(get(http, offset=written(http) - 10).content) == 10
 
 
 def test_one_request_counts_once_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "llamado.server")
     path = f"POST {CHAT}"
     with gated(allowed=3, metrics=True) as (wire, engine, http):
-        with post(wire) as sock:
+        with post(wire.address) as sock:
             read_some(sock)
         until(lambda: state(http))
         assert path not in caplog.text
@@ -353,9 +301,9 @@ def test_one_request_counts_once_at_its_end(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_shutdown_waits_for_no_detached_answer() -> None:
     """It waits for answers with a client, as before."""
-    with gated(allowed=3) as (wire, engine, _), post(wire, b"read") as read, contextlib.ExitStack() as stack:
+    with gated(allowed=3) as (wire, engine, _), post(wire.address, b"read") as read, contextlib.ExitStack() as stack:
         read_some(read)
-        left = stack.enter_context(post(wire, b"left"))
+        left = stack.enter_context(post(wire.address, b"left"))
         until(lambda: wire.state.streams.find(b"left"))
         stack.close()
         left.close()
@@ -383,7 +331,7 @@ def test_an_idle_model_stays_asleep() -> None:
                 entered.append("ends")
 
         wire.state.sleep = Sleeping()  # type: ignore[assignment]
-        with post(wire) as sock:
+        with post(wire.address) as sock:
             read_some(sock)
         until(lambda: state(http))
         assert entered == ["begins"]
@@ -397,7 +345,7 @@ def test_an_idle_model_stays_asleep() -> None:
 def test_without_room_requests_work_as_without_the_header() -> None:
     with gated(allowed=2) as (wire, engine, http):
         wire.state.streams._most_streams = 0
-        with post(wire) as sock:
+        with post(wire.address) as sock:
             read_some(sock)
             assert state(http) is None
         until(lambda: engine.cancelled)

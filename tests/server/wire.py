@@ -34,8 +34,12 @@ class Wire:
     def url(self) -> str:
         return f"http{'s' if self.server.config.is_ssl else ''}://127.0.0.1:{self.port}"
 
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(self.address, timeout=60)
 
 
 @contextlib.contextmanager
@@ -46,6 +50,7 @@ def serving(
     access: AccessRules | None = None,
     timeout: float = 3600.0,
     limit: int | None = None,
+    port: int = 0,
     tls: dict[str, str] | None = None,
     **switches: Any,
 ) -> Iterator[Wire]:
@@ -64,7 +69,7 @@ def serving(
 
     refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix, lambda *refused: apps[0].refused(*refused))
     server = GracefulServer(configure(make, gate, refuse, **(tls or {})))
-    sockets = listen(("127.0.0.1",), 0)
+    sockets = listen(("127.0.0.1",), port)
     port = sockets[0].getsockname()[1]
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()

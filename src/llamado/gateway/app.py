@@ -28,6 +28,7 @@ from llamado.http.form import is_form, parse_form
 from llamado.http.json_body import parse_body
 from llamado.http.monitoring.exposition import CONTENT_TYPE
 from llamado.http.monitoring.metrics import Traffic
+from llamado.http.resumable.proxy import StreamProxy, Upstream
 from llamado.http.routing import ANY, ApiRoute, ApiRouter, Endpoint
 from llamado.http.upstream import UpstreamLost
 
@@ -53,6 +54,9 @@ class Gateway:
         self.traffic = Traffic()
         retries: Counter[str] = Counter()
         forward_keys = not (options.keys or options.access.api_keys)
+        self.streams: StreamProxy[Replica] = StreamProxy(
+            lambda replica: Upstream(replica.pool, replica.key), forward_key=forward_keys
+        )
         self._forwarder = Forwarder(self.balancer, retries, options.patience, forward_keys)
         self._metrics = GatewayMetrics(self.balancer, limits, retries, self.traffic, options.labels)
         self.routes = ApiRouter(self._routes())
@@ -76,7 +80,7 @@ class Gateway:
             ("DELETE", "/gateway/replicas", self._for_administrators(self._remove)),
             ("POST", "/gateway/drain", self._for_administrators(self._drain)),
         ]
-        return [ApiRoute(*route) for route in routes]
+        return [*(ApiRoute(*route) for route in routes), *self.streams.routes()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await handle_errors(self.routes.app, scope, receive, send, log, is_ending=lambda: self.ending)
@@ -106,6 +110,7 @@ class Gateway:
                 fields = (await parse_form(body, kind)).fields
             except ApiError:
                 pass
+        self.streams.claim(scope, fields)
         model = fields.get("model") if isinstance(fields, dict) else None
         usage = self._limits.find(dict(scope["headers"])) if scope["method"] == "POST" else None
         meter = None if usage is None else Meter(usage, body)

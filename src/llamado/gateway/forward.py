@@ -19,7 +19,9 @@ from llamado.gateway.prefixes import Chain
 from llamado.gateway.replica import Replica
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
-from llamado.http.exchange import Exchange
+from llamado.http.exchange import STREAM_CLAIM, Exchange
+from llamado.http.resumable.proxy import StreamClaim
+from llamado.http.resumable.requests import stopped_before_start
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
@@ -57,9 +59,11 @@ class ForwardedRequest:
         self._model = model
         self._meter = meter
         self._tried: set[Replica] = set()
+        self._claim: StreamClaim[Replica] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._body, forward_key=self._forwarder.forward_key)
+        self._claim = scope.get(STREAM_CLAIM)
         self._body = b""  # the exchange releases it when the response starts
         try:
             async with exchange:
@@ -73,6 +77,8 @@ class ForwardedRequest:
         end: float | None = None
         attempts: dict[str, str] = {}
         while not exchange.disconnected:
+            if exchange.was_stopped:
+                raise stopped_before_start()
             replica = self._choose()
             if replica is None:
                 now = asyncio.get_running_loop().time()
@@ -109,6 +115,8 @@ class ForwardedRequest:
         """Send the request to a replica and deliver the response. Return the reason if another one must be tried."""
         meter = self._meter
         self._balancer.record(self._chain, replica)
+        if self._claim is not None:
+            self._claim.move(replica)
         probe = replica.begin(exchange)
         extra_headers = [] if meter is None else meter.begin(replica)
         try:
@@ -145,8 +153,10 @@ class ForwardedRequest:
             replica.breaker.record_success(probe)
 
     async def _lost(self, exchange: Exchange, replica: Replica, probe: bool, error: UpstreamLost) -> str | None:
-        if exchange.disconnected:
+        if exchange.disconnected or exchange.was_stopped:
             replica.breaker.release_probe(probe)
+            if exchange.was_stopped and not exchange.started:
+                raise stopped_before_start()
             return None
         replica.breaker.record_failure(probe)
         replica.check_now()

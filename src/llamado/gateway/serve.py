@@ -49,6 +49,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
         server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)), max_body=lambda: MAX_MEDIA_BODY)
+        server.access.on_drain = gateway.streams.close
         application.append(RequestCounter(server.access, gateway.traffic, gateway.routes.endpoint))
         return application[0]
 

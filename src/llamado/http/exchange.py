@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError, error_body, error_event, shutting_down
@@ -36,9 +36,9 @@ OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embe
 """Ollama's model endpoints; a model name may carry a tag there."""
 
 CONVERSATION = b"x-conversation-id"
-"""The header that asks for a resumable stream. It is passed on only with OUTLIVES_CLIENT."""
-OUTLIVES_CLIENT = "llamado.outlives_client"
-"""Key of a scope: True if the request goes on when its client disconnects, because the upstream keeps its stream."""
+"""The header that asks for a resumable stream. It is passed on only with STREAM_CLAIM."""
+STREAM_CLAIM = "llamado.stream_claim"
+"""Key of a scope: the StreamClaim of a request for a resumable stream."""
 
 # Hop-by-hop headers (RFC 9110, 7.6.1).
 _HOP = frozenset(
@@ -94,7 +94,7 @@ def request_head(
     dropped = _DROPPED if forward_key and not key else _DROPPED_WITH_KEYS
     if named := _named(headers):
         dropped |= named
-    if not scope.get(OUTLIVES_CLIENT):
+    if STREAM_CLAIM not in scope:
         dropped |= {CONVERSATION}
     if extra_headers:
         dropped |= {name for name, _ in extra_headers}
@@ -135,6 +135,19 @@ def _end_of_events(part: bytes) -> int:
     return max((part.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in part), default=0)
 
 
+class StreamClaim(Protocol):
+    """A request for a stream that the upstream keeps for clients that come back."""
+
+    @property
+    def outlives_client(self) -> bool:
+        """True if the request goes on when its client disconnects."""
+        ...
+
+    def begin(self, exchange: Exchange) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Exchange:
     """One client's request. It may be sent to several upstreams in turn until a response starts.
 
@@ -150,8 +163,8 @@ class Exchange:
         self._task = asyncio.current_task()
         self._connection: UpstreamConnection | None = None
         self._guard = disconnected(receive, self._on_disconnect)
-        self._outlives_client = bool(scope.get(OUTLIVES_CLIENT))
-        self._waiting = False
+        self._claim: StreamClaim | None = scope.get(STREAM_CLAIM)
+        self._waiting = self._is_client_gone = False
         self._stream = self._lines = False
         self._path = ""
         self._held = b""
@@ -163,7 +176,7 @@ class Exchange:
         self.was_aborted = False
         """True if this process aborted the current attempt."""
         self.disconnected = False
-        """True if the client has disconnected, unless the request outlives it."""
+        """True if the client has disconnected, and the request ends for that reason."""
         self.was_stopped = False
         """True if another request has stopped this one."""
         self.started = False
@@ -171,14 +184,23 @@ class Exchange:
 
     async def __aenter__(self) -> Exchange:
         self._guard.__enter__()
+        if self._claim is not None:
+            self._claim.begin(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._guard.__exit__()
+        if self._claim is not None:
+            self._claim.end()
         self._body = b""  # an exception's traceback may hold this object for long
 
     def _on_disconnect(self) -> None:
-        if self._outlives_client:
+        self._is_client_gone = True
+        self.end_without_client()
+
+    def end_without_client(self) -> None:
+        """End the request if its client has disconnected, unless it outlives the client."""
+        if not self._is_client_gone or (self._claim is not None and self._claim.outlives_client):
             return
         self.disconnected = True
         if self._connection is not None:
@@ -187,7 +209,7 @@ class Exchange:
             self._task.cancel()
 
     def stop(self) -> None:
-        """Stop the request if it still waits in `unless_disconnected`."""
+        """Stop the request if it waits in `unless_disconnected`, and send it to no further upstream."""
         self.was_stopped = True
         if self._waiting and self._task is not None:
             self._task.cancel()

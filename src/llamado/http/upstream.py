@@ -337,25 +337,33 @@ class Pool:
 
 
 async def get(pool: Pool, path: str, *, timeout: float, limit: int = 1 << 20, key: bytes = b"") -> tuple[int, bytes]:
-    """GET a path; return status and body. Raises UpstreamLost; TimeoutError after `timeout` seconds."""
+    """GET a path; return status and body. Raises as `call` does."""
+    return await call(pool, "GET", path, timeout=timeout, limit=limit, key=key)
+
+
+async def call(
+    pool: Pool, method: str, path: str, body: bytes = b"", *, timeout: float, limit: int = 1 << 20, key: bytes = b""
+) -> tuple[int, bytes]:
+    """Send an idempotent request; return status and body. Raises UpstreamLost; TimeoutError after `timeout` seconds."""
     lines = [
-        b"GET %b HTTP/1.1" % (pool.address.base + path.encode("ascii", "ignore")),
+        b"%b %b HTTP/1.1" % (method.encode("ascii"), pool.address.base + path.encode("ascii", "ignore")),
         b"host: " + pool.address.authority,
         *([b"authorization: Bearer " + key] if key else []),
+        *([b"content-length: %d" % len(body)] if body else []),
     ]
     head = b"\r\n".join([*lines, b"", b""])
     async with asyncio.timeout(timeout):
         connection = await pool.connect()
         try:
             try:
-                connection.send(head, b"")
+                connection.send(head, body)
                 await connection.wait_for_response()
             except UpstreamLost:
                 if connection.has_begun or not connection.used:
                     raise
                 connection.abort()  # a pooled connection that the upstream closed
                 connection = await pool.connect(fresh=True)
-                connection.send(head, b"")
+                connection.send(head, body)
                 await connection.wait_for_response()
             parts, size = [], 0
             while part := await connection.read():

@@ -30,6 +30,7 @@ from llamado.http.form import is_form, read_fields
 from llamado.http.json_body import parse_body
 from llamado.http.monitoring.exposition import CONTENT_TYPE, merge
 from llamado.http.monitoring.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.resumable.proxy import StreamProxy, Upstream
 from llamado.http.routing import ANY, ApiRoute, ApiRouter
 from llamado.http.streams import OpenStreams, PartStream
 from llamado.http.upstream import UpstreamLost, get
@@ -41,7 +42,7 @@ from llamado.router.api.live import EventHub, ModelEvents, RouterSource, stream_
 from llamado.router.api.ollama import OllamaApi
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
-from llamado.router.fleet import LOADED, Fleet, FleetLimits, Instance
+from llamado.router.fleet import LOADED, LOADING, Fleet, FleetLimits, Instance
 from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import ProxiedRequest
 from llamado.server.errors import translate
@@ -99,6 +100,7 @@ class Router:
         self.page = page_paths() if settings.switches.page else frozenset[str]()
         self.fleet = Fleet(catalog, options.limits, self._events.notify, options.need_of)
         self.peers = Peers(options.peers)
+        self.streams: StreamProxy[Instance] = StreamProxy(_stream_upstream, _is_loading, forward_key=self._forward_keys)
         self.log_tail = LogTail()
         self.traffic = Traffic()
         self._downloads = Downloads(self._events.notify, self._mark_stale)
@@ -144,6 +146,7 @@ class Router:
         return [
             *(ApiRoute(*route) for route in routes),
             ApiRoute("GET", "/logs/stream/{kind:path}", self._log_stream, name="/logs/stream"),
+            *self.streams.routes(),
             *ollama.routes(),
         ]
 
@@ -176,6 +179,7 @@ class Router:
 
     def _proxy(self, request: Request, instance: Instance, fields: dict[str, Any], body: bytes) -> App:
         """Return the response of a model to a request with this body."""
+        self.streams.claim(request.scope, fields, instance)
         body = _rewrite_body(instance, fields, body)
         return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=self._loads(request))
 
@@ -190,6 +194,7 @@ class Router:
             return self.peers.proxy(peer, None if is_form(kind) else fields, body)
         autoload = self._loads(request)
         instance = self._instance(name, autoload)
+        self.streams.claim(request.scope, fields, instance)
         if not is_form(kind):  # fields of a form stay as they are
             body = _rewrite_body(instance, fields, body)
         return ProxiedRequest(self.fleet, instance, body, forward_key=self._forward_keys, autoload=autoload)
@@ -482,6 +487,15 @@ async def _log_lines(history: bytes, follower: LogFollower) -> AsyncGenerator[by
     yield history
     while True:
         yield await follower.read()
+
+
+def _stream_upstream(instance: Instance) -> Upstream | None:
+    child = instance.child
+    return None if instance.status != LOADED or child is None else Upstream(child.pool)
+
+
+def _is_loading(instance: Instance) -> bool:
+    return instance.status == LOADING or bool(instance.waiters)
 
 
 def _text(body: bytes) -> Response:

@@ -67,7 +67,7 @@ class FleetLimits:
     """Seconds between checks whether a sleeping-capable model is asleep."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Instance:
     """A model and the state of its process."""
 

@@ -14,6 +14,7 @@ import signal
 from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
 from llamado.http.exchange import Exchange
+from llamado.http.resumable.requests import stopped_before_start
 from llamado.http.upstream import UpstreamLost
 from llamado.router.child import CRASHES, Child
 from llamado.router.fleet import Fleet, Instance, Lease
@@ -66,6 +67,8 @@ class ProxiedRequest:
         lost = 0
         for _ in range(TRIES):
             lease = await self._lease(exchange)
+            if exchange.was_stopped:
+                raise stopped_before_start()
             if lease is None:
                 return
             exchange.sent = False
@@ -78,6 +81,8 @@ class ProxiedRequest:
             except UpstreamLost as error:
                 if exchange.disconnected or exchange.started:
                     raise
+                if exchange.was_stopped:
+                    raise stopped_before_start() from None
                 reason = str(error)
             finally:
                 lease.release()
@@ -93,8 +98,8 @@ class ProxiedRequest:
         raise ApiError("server_error", f"model '{name}' took no request in {TRIES} tries: {reason}", status=502)
 
     async def _lease(self, exchange: Exchange) -> Lease | None:
-        """Return a lease; None if the client disconnected while waiting."""
-        if exchange.disconnected:
+        """Return a lease; None if the client disconnected, or the request was stopped, while waiting."""
+        if exchange.disconnected or exchange.was_stopped:
             return None
         if not self._autoload and not self._instance.running:
             raise ApiError("invalid_request_error", "model is not loaded")

@@ -122,6 +122,7 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
             AccessPaths(public=public, changing=CHANGING),
             max_body=lambda: MAX_MEDIA_BODY,
         )
+        access.on_drain = router.streams.close
         application.append(RequestCounter(RefusalLog(access), router.traffic, router.routes.endpoint, prefix))
         return application[0]
 
