@@ -124,6 +124,7 @@ def test_an_answer_of_a_crashed_tab_ends_in_other_tabs(
     page: Page, engine: ScriptedEngine, context: BrowserContext
 ) -> None:
     goes_on = threading.Event()
+    context.route("**/v1/streams/lookup", lambda route: route.fulfill(json=[]))  # without resumable streams
     other = context.new_page()
     other.goto(page.url)
     expect(other.locator("article.assistant .markdown")).to_have_text(["Answer to 1."])

@@ -30,6 +30,8 @@ export interface Options {
   body?: unknown;
   signal?: AbortSignal | undefined;
   headers?: Record<string, string>;
+  /** Called before each event of a stream with the bytes of the stream up to its end. */
+  onEvent?: (end: number) => void;
 }
 
 /** Send a request and return its successful response. Throws ApiFailure with the server's message. */
@@ -93,6 +95,7 @@ export async function* stream(method: string, path: string, options: Options = {
   if (!response.body) return;
   for await (const event of withConnectionErrors(events(response.body), options.signal)) {
     if (event.data === "[DONE]") return;
+    options.onEvent?.(event.end);
     const data: unknown = JSON.parse(event.data);
     if (typeof data === "object" && data !== null && "error" in data) {
       const error = (data as { error: { message?: string; code?: number; type?: string } }).error;

@@ -3,21 +3,28 @@
 export interface ServerEvent {
   event: string;
   data: string;
+  /** Bytes of the stream up to the end of this event. */
+  end: number;
 }
+
+const encoder = new TextEncoder();
 
 /** Incremental parser: splits text that arrives in pieces into events, and keeps an incomplete event for the next piece. */
 export class EventParser {
   private rest = "";
   private name = "";
   private data: string[] = [];
+  private end = 0;
 
   push(text: string): ServerEvent[] {
-    const lines = (this.rest + text).split(/\r\n|\n|\r(?!$)/);
-    this.rest = lines.pop() ?? "";
+    const parts = (this.rest + text).split(/(\r\n|\n|\r(?!$))/); // lines and their ends in turn
+    this.rest = parts.pop() ?? "";
     const found: ServerEvent[] = [];
-    for (const line of lines) {
+    for (let index = 0; index < parts.length; index += 2) {
+      const line = parts[index]!;
+      this.end += encoder.encode(line).length + parts[index + 1]!.length;
       if (line === "") {
-        if (this.data.length) found.push({ event: this.name || "message", data: this.data.join("\n") });
+        if (this.data.length) found.push({ event: this.name || "message", data: this.data.join("\n"), end: this.end });
         this.name = "";
         this.data = [];
         continue;

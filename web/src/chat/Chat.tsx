@@ -18,6 +18,7 @@ import { Composer } from "./Composer";
 import { ContextGauge } from "./ContextGauge";
 import { MessageList } from "./MessageList";
 import { ModelSwitcher } from "./ModelPicker";
+import { openAnswers } from "./openAnswers";
 import { PromptMenu } from "./PromptMenu";
 import { pruneQueue } from "./queue";
 import { QueueList } from "./QueueList";
@@ -38,6 +39,7 @@ const NARROW = matchMedia("(max-width: 820px)");
 
 followOtherAnswers();
 nameNewChats();
+if (openAnswers().length) void import("./resume").then(({ resumeWhenReady }) => resumeWhenReady());
 
 // Changes are noted even before the server's properties are known, for example without the server.
 void import("./remoteSchedule").then(({ keepSynchronized }) => keepSynchronized());

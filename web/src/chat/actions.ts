@@ -62,7 +62,7 @@ export async function regenerate(message: Message): Promise<void> {
 
 /** Continue an answer that has ended. */
 export async function continueAnswer(message: Message): Promise<void> {
-  if (!busy.value) await runTask((stopped) => answerWithTools(stopped, threadTo(message.parent), message));
+  if (!busy.value) await runTask((stopped) => answerWithTools(stopped, threadTo(message.parent), { from: message }));
 }
 
 /** Show a version of a message. */

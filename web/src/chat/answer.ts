@@ -5,9 +5,10 @@ import { isRouter, refreshProps } from "../api/server";
 import { toolSchemas } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
 import { lockAnswer, whenUnlocked } from "./answerLocks";
-import { type Answer, generate } from "./generate";
+import { type Answer, generate, resume } from "./generate";
+import { forgetOpen, noteOpen } from "./openAnswers";
 import type { Settings } from "./settings";
-import { conversations, current, followOtherTabs, rereadConversation, saveMessage } from "./store";
+import { conversations, current, followOtherTabs, rereadConversation, saveMessage, saveUnfinished } from "./store";
 import { announce } from "./tabs";
 import { newMessage, type Thread } from "./thread";
 import type { Message } from "./tree";
@@ -26,41 +27,50 @@ export const failure = signal("");
 /** Ids of the messages that stream in this tab. */
 const own = new Set<string>();
 
-interface Options {
+export interface AnswerOptions {
   /** The answer to continue, which follows the thread. */
   from?: Message;
+  /** Present if the server has the rest of `from`: releases its lock. */
+  unlock?: () => void;
   /** Place among the answers that are requested together; the first is shown. */
   index?: number;
   group?: string;
 }
 
 /** Request the answer to a thread. Returns the message that was stored. */
-export async function answer(stopped: AbortSignal, thread: Thread, { from, index = 0, group }: Options = {}): Promise<Message> {
+export async function answer(stopped: AbortSignal, thread: Thread, { from, unlock, index = 0, group }: AnswerOptions = {}): Promise<Message> {
   if (current.value?.id === thread.conversation) failure.value = "";
-  const { error: _, ...start }: Message = from ?? newAnswer(thread, index, group);
+  const { error: _, ending: __, streamOffset = 0, ...start }: Message = from ?? newAnswer(thread, index, group);
+  const isResumed = unlock !== undefined;
   let latest: Answer | null = null;
   const frames = new FrameScheduler(() => {
     if (latest) setStreaming({ message: withAnswer(start, latest), progress: latest.progress });
   });
   own.add(start.id);
-  const unlock = lockAnswer(start.id);
-  const saver = new UnfinishedSaver(() => (latest ? withAnswer(start, latest) : start));
+  const release = unlock ?? lockAnswer(start.id);
+  const saver = new UnfinishedSaver(() => unfinished(start, latest, isResumed ? streamOffset : 0));
   setStreaming({ message: start, progress: undefined });
   let ended: Message = start;
   try {
-    if (!from) await saveMessage({ ...start, ending: "interrupted" }, { leaf: index === 0 });
+    if (!from) await saveMessage(unfinished(start, null, 0), { leaf: index === 0 });
+    else if (!isResumed) await saveUnfinished(unfinished(start, null, 0));
+    noteOpen(start.id, start.conversation);
     announce({ conversation: start.conversation, streaming: start });
-    const found = await generate({
-      messages: from && (from.content || from.reasoning) ? [...thread.messages, from] : thread.messages,
-      settings: settingsOfAnswer(thread.settings, index),
-      serverTools: await toolSchemas(thread.settings.serverTools),
-      signal: stopped,
-      onUpdate: (one) => {
-        latest = one;
-        frames.request();
-        saver.changed();
-      },
-    });
+    const onUpdate = (one: Answer) => {
+      latest = one;
+      frames.request();
+      saver.changed();
+    };
+    const found = isResumed
+      ? await resume({ ...start, streamOffset }, { signal: stopped, onUpdate })
+      : await generate({
+          messages: from && (from.content || from.reasoning) ? [...thread.messages, from] : thread.messages,
+          settings: settingsOfAnswer(thread.settings, index),
+          serverTools: await toolSchemas(thread.settings.serverTools),
+          stream: start.id,
+          signal: stopped,
+          onUpdate,
+        });
     ended = withAnswer(start, found);
   } catch (error) {
     const written = latest ? withAnswer(start, latest) : start;
@@ -74,9 +84,21 @@ export async function answer(stopped: AbortSignal, thread: Thread, { from, index
     await saveMessage(ended, { leaf: leaf === ended.id || leaf === start.parent });
     endStreaming((one) => one.id === ended.id);
     own.delete(ended.id);
-    unlock();
+    forgetOpen(ended.id); // after it is stored: else it would be resumed, and its tool calls run again
+    release();
   }
   return ended;
+}
+
+/** Return the state of an answer for the browser's storage. `offset`: the bytes of its stream in `start`. */
+function unfinished(start: Message, latest: Answer | null, offset: number): Message {
+  const message = latest ? withAnswer(start, latest) : start;
+  return { ...message, ending: "interrupted", streamOffset: latest?.offset.read ?? offset };
+}
+
+/** Return true if this tab streams an answer. */
+export function isStreamedHere(message: string): boolean {
+  return own.has(message);
 }
 
 function newAnswer(thread: Thread, index: number, group: string | undefined): Message {
@@ -111,7 +133,18 @@ export function followOtherAnswers(): void {
 /** Show the state of an answer in another tab. If that tab crashes, show what is stored. */
 function followAnswer(message: Message): void {
   setStreaming({ message, progress: undefined });
-  whenUnlocked(message.id, () => void rereadConversation(message.conversation).then(() => endStreaming((one) => one.id === message.id && !own.has(one.id))));
+  whenUnlocked(message.id, () => {
+    void rereadConversation(message.conversation).then(() => endStreaming((one) => one.id === message.id && !own.has(one.id)));
+    resumeLater();
+  });
+}
+
+/** A tab that is reloaded goes on with its own answers, if it is faster than this. */
+const ELSEWHERE_MS = 2000;
+
+/** Resume answers of a tab that was closed or crashed. */
+function resumeLater(): void {
+  setTimeout(() => void import("./resume").then(({ resumeAnswers }) => resumeAnswers()), ELSEWHERE_MS);
 }
 
 /** Return a message extended by an answer, or by the continuation of one. */

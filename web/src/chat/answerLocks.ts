@@ -18,6 +18,17 @@ export function lockAnswer(message: string): () => void {
   return release;
 }
 
+/** Take the lock of an answer that no tab streams; return its release, or null if a tab streams it. */
+export function claimAnswer(message: string): Promise<(() => void) | null> {
+  return new Promise((resolve) => {
+    if (!locks) return resolve(() => undefined);
+    void locks.request(nameOf(message), { ifAvailable: true }, (lock) => {
+      if (!lock) return resolve(null);
+      return new Promise<void>((release) => resolve(release));
+    });
+  });
+}
+
 /** Call `onEnd` once the tab that streams an answer has ended it or is gone. */
 export function whenUnlocked(message: string, onEnd: () => void): void {
   if (!locks || followed.has(message)) return;

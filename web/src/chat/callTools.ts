@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { labels } from "../text";
 import { serverTools } from "../tools/catalog";
-import { answer, failure } from "./answer";
+import { answer, type AnswerOptions, failure } from "./answer";
 import { preferences } from "./preferences";
 import { current, newId, saveMessage, shownPath, shownSettings } from "./store";
 import { runTask } from "./tasks";
@@ -14,12 +14,9 @@ const MAX_ROUNDS = 10; // of automatic tool calls after one user message
 /** Ids of the tool calls that are running. */
 export const runningCalls = signal<ReadonlySet<string>>(new Set());
 
-/**
- * Request the answer to a thread, or the continuation of the answer `from`, and run those tool calls that the user set to
- * run automatically.
- */
-export async function answerWithTools(stopped: AbortSignal, thread: Thread, from?: Message): Promise<void> {
-  const ended = await answer(stopped, thread, from ? { from } : {});
+/** Request the answer to a thread, and run those tool calls that the user set to run automatically. */
+export async function answerWithTools(stopped: AbortSignal, thread: Thread, options: AnswerOptions = {}): Promise<void> {
+  const ended = await answer(stopped, thread, options);
   if (current.value?.id === ended.conversation) await runAutomatically(stopped, ended);
 }
 

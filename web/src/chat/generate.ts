@@ -1,6 +1,7 @@
 // Generation of one answer: a chat request and the sum of its stream.
 import { stream } from "../api/http";
 import { isBaseModel } from "../api/server";
+import { keptStream, restOfStream, stopStream } from "./keptStreams";
 import { requestFields, type Settings } from "./settings";
 import { toBase64, toDataUri } from "../media/dataUri";
 import { type Attachment, type Ending, isMedia, isText, type MediaFile, type Message, type Stats, type TextFile, type TokenProbs, type ToolCall } from "./tree";
@@ -46,16 +47,23 @@ export interface Answer {
   thoughtMs?: number;
   /** Fraction of the prompt that is processed, before the first token. */
   progress?: number;
+  /** The bytes of its stream that it holds. */
+  offset: { read: number };
 }
 
-export interface GenerateOptions {
+interface StreamOptions {
+  signal: AbortSignal;
+  /** Called after each event with the same, updated object. */
+  onUpdate: (answer: Answer) => void;
+}
+
+export interface GenerateOptions extends StreamOptions {
   messages: Message[];
   settings: Settings;
   /** Schemas of the enabled tools of the server. */
   serverTools?: readonly unknown[];
-  signal: AbortSignal;
-  /** Called after each event with the same, updated object. */
-  onUpdate: (answer: Answer) => void;
+  /** Name of the stream that the server keeps while the page does not read it; without one it keeps none. */
+  stream?: string;
 }
 
 /** Return a text file as a part of a message. */
@@ -107,7 +115,7 @@ export async function chatMessages({ system }: Settings, messages: readonly Mess
  * Request the answer to `messages`, or the continuation of the last message if it is the model's own. Returns when the
  * answer has ended or `signal` aborts it. Throws ApiFailure, and Error for settings that are not JSON.
  */
-export async function generate({ messages, settings, serverTools, signal, onUpdate }: GenerateOptions): Promise<Answer> {
+export async function generate({ messages, settings, serverTools, stream: id, ...options }: GenerateOptions): Promise<Answer> {
   const body = {
     ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
     ...requestFields(settings, serverTools),
@@ -116,12 +124,31 @@ export async function generate({ messages, settings, serverTools, signal, onUpda
     return_progress: true,
     timings_per_token: true,
   };
-  const answer: Answer = { content: "", reasoning: "", toolCalls: [], probs: [], model: "" };
+  const answer = newAnswer();
+  const { signal } = options;
+  const events = id ? keptStream(id, body, { signal, offset: answer.offset }) : stream("POST", "v1/chat/completions", { body, signal });
+  return addEvents(answer, events, id, options);
+}
+
+/** Return the rest of an answer of which `written` is stored, from the stream that the server keeps. Throws as `generate`. */
+export async function resume(written: Message, options: StreamOptions): Promise<Answer> {
+  const answer = newAnswer(written.streamOffset);
+  answer.toolCalls = (written.toolCalls ?? []).map((call) => ({ ...call })); // their ends may be in the rest
+  const events = restOfStream(written.id, { signal: options.signal, offset: answer.offset });
+  return addEvents(answer, events, written.id, options, written.stats?.firstTokenMs);
+}
+
+function newAnswer(read = 0): Answer {
+  return { content: "", reasoning: "", toolCalls: [], probs: [], model: "", offset: { read } };
+}
+
+/** Add the events of a stream to an answer until it ends or is aborted. `firstTokenMs`: if the first token was read before. */
+async function addEvents(answer: Answer, events: AsyncGenerator<unknown>, id: string | undefined, { signal, onUpdate }: StreamOptions, firstTokenMs?: number): Promise<Answer> {
   const began = performance.now();
   let first = 0;
   let thinkingSince = 0; // milliseconds
   try {
-    for await (const data of stream("POST", "v1/chat/completions", { body, signal })) {
+    for await (const data of events) {
       const chunk = data as Chunk;
       const hasGrown = addChunk(answer, chunk);
       if (hasGrown && !first) first = performance.now();
@@ -129,12 +156,13 @@ export async function generate({ messages, settings, serverTools, signal, onUpda
         thinkingSince ||= performance.now();
         answer.thoughtMs = performance.now() - thinkingSince;
       }
-      if (chunk.timings) answer.stats = statsOf(chunk.timings, (first || performance.now()) - began);
+      if (chunk.timings) answer.stats = statsOf(chunk.timings, firstTokenMs ?? (first || performance.now()) - began);
       onUpdate(answer);
     }
     answer.ending ??= "interrupted"; // the stream ended without a finish_reason
   } catch (error) {
     if (!signal.aborted) throw error;
+    if (id) void stopStream(id);
     answer.ending = "aborted";
   }
   return answer;

@@ -90,6 +90,8 @@ export interface Message {
   probs?: TokenProbs[];
   ending?: Ending;
   error?: string;
+  /** The bytes of its stream that a message holds which is not complete. */
+  streamOffset?: number;
 }
 
 export type Messages = ReadonlyMap<string, Message>;

@@ -11,7 +11,7 @@ export class UnfinishedSaver {
   private timer: ReturnType<typeof setTimeout> | undefined;
   private savedAt = -Infinity;
 
-  /** `latest` returns the present message. */
+  /** `latest` returns the present message, as it is stored. */
   constructor(private readonly latest: () => Message) {
     addEventListener("pagehide", this.leave);
     document.addEventListener("visibilitychange", this.saveIfHidden);
@@ -35,7 +35,7 @@ export class UnfinishedSaver {
     this.timer = undefined;
     this.savedAt = performance.now();
     const message = this.latest();
-    void saveUnfinished({ ...message, ending: "interrupted" });
+    void saveUnfinished(message);
     announce({ conversation: message.conversation, streaming: message });
   };
 
