@@ -22,6 +22,7 @@ from resumable import BODY, GatedEngine, post, read_some, text_of
 from wire import Wire, serving
 
 from llamado.gateway.options import KeyOptions
+from llamado.http import exchange
 from llamado.http.access import AccessRules
 
 ID = {"conv_id": "c"}
@@ -164,6 +165,21 @@ def test_a_detached_answer_is_charged(two: Callable[..., Two]) -> None:
     until(lambda: usage.tokens > len(ANSWER.encode()))
     del gateway.http.headers["authorization"]
     assert gateway.http.get("/v1/stream", params=ID).status_code == 401
+
+
+@pytest.mark.slow
+def test_an_answer_without_an_end_is_left(two: Callable[..., Two], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway does not read forever for a client that is gone; then the replica can stop the answer, too."""
+    monkeypatch.setattr(exchange, "MOST_UNREAD", 1000)
+    wires, engines, gateway = two()
+    with ask(gateway) as sock:
+        read_some(sock)
+    name = owner(gateway)
+    stream = wires[name].state.streams.find(b"c")
+    assert stream is not None and stream.n_readers == 1
+    engines[name].allow(15)
+    until(lambda: not stream.n_readers)
+    gateway.until(name, in_flight=0)
 
 
 @pytest.mark.slow

@@ -118,6 +118,41 @@ def test_a_new_stream_stops_the_earlier_one() -> None:
     run(work())
 
 
+def test_a_stream_that_no_client_can_resume_is_stopped() -> None:
+    """Its last reader left longer ago than the buffer reaches back."""
+
+    async def work() -> None:
+        streams = StreamRegistry(stream_bytes=10)
+        read, left = opened(streams, b"read"), opened(streams, b"left")
+        for stream in (read, left):
+            streams.append(stream, b"x" * 15)
+        streams.leave(left)
+        for stream in (read, left):
+            streams.append(stream, b"x" * 10)
+        assert (left.first, left.is_stopped) == (15, False)
+        for stream in (read, left):
+            streams.append(stream, b"x")
+        assert left.is_stopped and streams.find(b"left") is None and not read.is_stopped
+
+    run(work())
+
+
+def test_an_earlier_writer_does_not_touch_the_new_stream() -> None:
+    """It notices the stop late. Its stream has no readers, and has dropped bytes."""
+
+    async def work() -> None:
+        streams = StreamRegistry()
+        earlier = opened(streams)
+        streams.leave(earlier)
+        streams.append(earlier, b"x" * 100_000)
+        new = opened(streams)
+        assert earlier.first > earlier.left_at
+        streams.append(earlier, b"y")
+        assert streams.find(b"a") is new and not new.is_stopped
+
+    run(work())
+
+
 def test_readers_of_a_failed_writer_are_cut_off() -> None:
     async def work() -> None:
         streams = StreamRegistry()

@@ -96,6 +96,8 @@ def test_readers_follow_a_running_stream() -> None:
         reading.start()
         with http.stream("GET", "/v1/stream", params={"conv_id": "c"}) as leaving:
             assert b"data: " in next(leaving.iter_raw())
+        stream = wire.state.streams.find(b"c")
+        until(lambda: stream is not None and stream.n_readers == 2)
         offset = written(http)
         late = threading.Thread(target=lambda: bodies.append(get(http, offset=offset).content))
         late.start()

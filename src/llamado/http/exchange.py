@@ -62,6 +62,8 @@ _DROPPED = _REQUEST | _FORWARDED
 _DROPPED_WITH_KEYS = _DROPPED | _KEYS
 
 
+MOST_UNREAD = 1 << 22
+"""Most bytes that are read for a client that is gone; upstreams keep as many for it."""
 _LONGEST_EVENT = 1 << 20
 """Most bytes of an incomplete event that are buffered."""
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')
@@ -165,6 +167,8 @@ class Exchange:
         self._guard = disconnected(receive, self._on_disconnect)
         self._claim: StreamClaim | None = scope.get(STREAM_CLAIM)
         self._waiting = self._is_client_gone = False
+        self._n_unread = 0
+        """Bytes that have come since the client disconnected."""
         self._stream = self._lines = False
         self._path = ""
         self._held = b""
@@ -337,6 +341,11 @@ class Exchange:
                 return
             part, self._held = part[: end or None], part[end:] if end else b""
             self._last = part
+        if self._is_client_gone:
+            self._n_unread += len(part)
+            if self._n_unread > MOST_UNREAD and self._connection is not None:
+                self.disconnected = True
+                self._connection.hang_up("the client disconnected long ago")
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def fail(self, error: UpstreamLost, upstream: str) -> None:

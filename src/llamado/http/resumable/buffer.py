@@ -30,6 +30,8 @@ class StreamBuffer:
         """True if a client stopped it, by DELETE or by another request of its conversation."""
         self.n_readers = 1
         """Clients that read it, with the one that requested it."""
+        self.left_at = 0
+        """Bytes that were written when its last reader left."""
         self._stop = asyncio.Event()
         self._data = bytearray()
         self._was_cut = False

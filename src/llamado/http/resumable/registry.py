@@ -62,7 +62,10 @@ class StreamRegistry:
         return self._streams.get(id)
 
     def append(self, stream: StreamBuffer, data: bytes) -> None:
-        """Write to a stream. Drops ended streams, then the oldest bytes of this one, if there are too many bytes."""
+        """Write to a stream. Drops ended streams, then the oldest bytes of this one, if there are too many bytes.
+
+        Stops a stream without readers whose bytes have been lost for all of them, or it might be generated forever.
+        """
         if self._streams.get(stream.id) is not stream:
             return
         wanted = min(stream.size + len(data), self._stream_bytes)
@@ -71,6 +74,9 @@ class StreamRegistry:
         others = self._n_bytes - stream.size
         stream.append(data, min(self._stream_bytes, self._most_bytes - others))
         self._n_bytes = others + stream.size
+        if not stream.n_readers and stream.first > stream.left_at:
+            log.info("resumable streams: one was stopped, because no client can get the rest any more")
+            self.stop(stream.id)
 
     def finish(self, stream: StreamBuffer, *, was_cut: bool = False) -> None:
         """End a stream, which can be read for a while. `was_cut`: its writer failed."""
@@ -98,6 +104,7 @@ class StreamRegistry:
     def leave(self, stream: StreamBuffer) -> None:
         """Count a reader that left. During shutdown a stream without readers ends: no client can come back for it."""
         stream.n_readers -= 1
+        stream.left_at = stream.end
         if self._closed and not stream.n_readers and self.find(stream.id) is stream:
             self.stop(stream.id)
 
