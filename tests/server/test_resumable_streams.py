@@ -274,7 +274,7 @@ def test_a_lost_beginning_is_an_error() -> None:
 
 
 def test_a_client_that_does_not_read_delays_nothing() -> None:
-    """Neither its own answer nor its slot: the answer is complete although the client has read nothing."""
+    """The answer is complete, and its slot free, although the client has read nothing."""
     engine = GatedEngine("x" * 60_000, allowed=100_000)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http, post(wire.address):
         until(lambda: is_done(http))
@@ -323,7 +323,7 @@ def test_an_idle_model_stays_asleep() -> None:
     with gated(allowed=3) as (wire, engine, http):
         entered: list[str] = []
 
-        class Sleeping:
+        class IdleWatch:
             asleep = False
 
             @contextlib.asynccontextmanager
@@ -332,7 +332,7 @@ def test_an_idle_model_stays_asleep() -> None:
                 yield
                 entered.append("ends")
 
-        wire.state.sleep = Sleeping()  # type: ignore[assignment]
+        wire.state.sleep = IdleWatch()  # type: ignore[assignment]
         with post(wire.address) as sock:
             read_some(sock)
         until(lambda: state(http))

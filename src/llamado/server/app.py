@@ -25,7 +25,7 @@ from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.monitoring.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.monitoring.request_log import Record, current, request_id
-from llamado.http.resumable.recording import RecordedRequests
+from llamado.http.resumable.recorder import RecordedRequests
 from llamado.http.resumable.requests import PATHS as STREAM_PATHS
 from llamado.page.chats_api import CHATS, is_chats_path
 from llamado.page.files import START_PATHS, page_paths, page_routes

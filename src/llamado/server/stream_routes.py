@@ -9,7 +9,7 @@ from starlette.responses import Response
 from llamado.http.answer import json_response
 from llamado.http.errors import ApiError, invalid
 from llamado.http.resumable import requests
-from llamado.http.resumable.recording import ResumedStream
+from llamado.http.resumable.recorder import ResumedStream
 from llamado.http.resumable.registry import StreamRegistry
 from llamado.server.api.routes import Routes
 

@@ -1,4 +1,4 @@
-"""Resumable streams of upstream processes: which of them has a conversation's stream, and the requests about it."""
+"""Resumable streams of upstream processes: the owner of each conversation's stream, and the requests about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Upstream(NamedTuple):
-    """Where an owner can be reached. `key`: sent instead of the client's, unless it is empty."""
+    """The connections to an owner. `key`: sent instead of the client's, unless it is empty."""
 
     pool: Pool
     key: bytes = b""
@@ -74,7 +74,7 @@ class StreamClaim(Generic[Owner]):
 class StreamProxy(Generic[Owner]):
     """The latest conversations with their owners; event loop only.
 
-    `upstream_of`: returns where an owner can be reached; None: it has lost its streams. `is_loading`: returns True if
+    `upstream_of`: returns the connections to an owner; None: it has lost its streams. `is_loading`: returns True if
     an owner will get the request later.
     """
 

@@ -21,7 +21,7 @@ from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
 from llamado.http.errors import shutting_down
 from llamado.http.monitoring.request_log import current
-from llamado.http.resumable.recording import recording_of
+from llamado.http.resumable.recorder import recorder_of
 from llamado.http.streams import disconnected
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
@@ -348,7 +348,7 @@ class AnswerFormat(Protocol):
 class EventStream(Response):
     """A streamed response: writes the events of a generation, and cancels it if the client disconnects.
 
-    If the request is recorded, it writes to the recording, and only a stop cancels the generation.
+    If the request is recorded, it writes to the recorder, and only a stop cancels the generation.
     """
 
     def __init__(self, generation: Generation, format: AnswerFormat, *, ping_interval: int = 30) -> None:
@@ -365,9 +365,9 @@ class EventStream(Response):
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
         self._write_now = scope.get("extensions", {}).get(WRITE)
-        recording = recording_of(scope)
-        if recording is not None:
-            receive, send, self._write_now = recording.receive, recording.send, recording.write
+        recorder = recorder_of(scope)
+        if recorder is not None:
+            receive, send, self._write_now = recorder.receive, recorder.send, recorder.write
         with disconnected(receive, generation.disconnect):
             await self._stream(scope, receive, send)
 

@@ -18,10 +18,10 @@ from llamado.http.streams import disconnected
 
 log = logging.getLogger("llamado.server")
 
-_RECORDING = "llamado.recording"
+_RECORDER = "llamado.stream_recorder"
 
 
-class Recording:
+class StreamRecorder:
     """One response on its way into a buffer. A stream writes to it instead of to its client.
 
     `receive`, `send`, `write`: replace those of the request. `receive` returns a disconnect only if the stream is
@@ -126,9 +126,9 @@ async def _deliver(stream: StreamBuffer, offset: int, start: Any, scope: Scope, 
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def recording_of(scope: Scope) -> Recording | None:
-    """Return the recording of a request; None if its response is not kept."""
-    found: Recording | None = scope.get(_RECORDING)
+def recorder_of(scope: Scope) -> StreamRecorder | None:
+    """Return the recorder of a request; None if its response is not kept."""
+    found: StreamRecorder | None = scope.get(_RECORDER)
     return found
 
 
@@ -149,8 +149,8 @@ class RecordedRequests:
         if stream is None:
             await self._app(scope, receive, send)
             return
-        recording = scope[_RECORDING] = Recording(self._streams, stream, scope, receive, send)
+        recorder = scope[_RECORDER] = StreamRecorder(self._streams, stream, scope, receive, send)
         try:
             await self._app(scope, receive, send)
         finally:
-            await recording.end()
+            await recorder.end()
