@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsing import choose_action, send, unfold, until
-from playwright.sync_api import BrowserContext, Error, Locator, Page, expect
+from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
 from llamado.tools.settings import ToolSettings
@@ -289,6 +289,32 @@ def test_the_answer_of_a_deleted_chat_is_stopped(
     other.reload()
     until(other, lambda: bool(engine.cancelled))
     until(other, lambda: notes(other) == 0)
+
+
+def test_an_answer_is_resumed_when_its_model_is_loaded(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    """While a router loads a model its streams have no bytes, and cannot be read."""
+    send(chat, "Go")
+    begun(chat)
+    lookups: list[str] = []
+    waits = threading.Event()
+
+    def answer(route: Route) -> None:
+        (id,) = route.request.post_data_json["conversation_ids"]
+        lookups.append(id)
+        if waits.is_set():
+            route.continue_()
+        else:
+            route.fulfill(json=[{"conversation_id": id, "is_done": False, "total_bytes": 0}])
+
+    chat.route("**/v1/streams/lookup", answer)
+    requests: list[str] = []
+    chat.on("request", lambda request: requests.append(request.url))
+    chat.reload()
+    until(chat, lambda: len(lookups) > 2)
+    assert not any("v1/stream?" in url for url in requests)
+    waits.set()
+    gate.open()
+    complete(chat, TEXT)
 
 
 def test_without_a_stream_the_answer_stays_interrupted(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:

@@ -5,6 +5,7 @@ const HEADER = "X-Conversation-Id";
 const PATH = "v1/stream";
 /** Pauses before attempts to reach the server again after the connection was lost. */
 const PAUSES_MS = [0, 1000, 2000, 4000, 8000];
+const START_MS = 1000;
 
 interface Options {
   signal: AbortSignal;
@@ -30,6 +31,7 @@ export async function* keptStream(id: string, body: unknown, options: Options): 
 export async function* restOfStream(id: string, options: Options): AsyncGenerator<unknown> {
   const { signal, offset } = options;
   const start = offset.read;
+  if (!(await waitForStart(id, signal))) return;
   try {
     yield* stream("GET", `${address(id)}&from=${start}`, { signal, onEvent: (end) => (offset.read = start + end) });
   } catch (error) {
@@ -53,10 +55,28 @@ async function* afterLoss(error: unknown, id: string, options: Options): AsyncGe
   throw error;
 }
 
+interface StreamState {
+  conversation_id: string;
+  is_done: boolean;
+  total_bytes: number;
+}
+
+async function lookUp(ids: string[], signal?: AbortSignal): Promise<StreamState[]> {
+  return postJson<StreamState[]>("v1/streams/lookup", { conversation_ids: ids }, signal);
+}
+
 /** Return those ids whose streams the server has. Throws ApiFailure. */
 export async function findStreams(ids: string[], signal?: AbortSignal): Promise<Set<string>> {
-  const found = await postJson<{ conversation_id: string }[]>("v1/streams/lookup", { conversation_ids: ids }, signal);
-  return new Set(found.map((one) => one.conversation_id));
+  return new Set((await lookUp(ids, signal)).map((one) => one.conversation_id));
+}
+
+/** Wait until a stream has bytes: a router may still load its model. Return false if it is gone. */
+async function waitForStart(id: string, signal: AbortSignal): Promise<boolean> {
+  for (;;) {
+    const state = (await lookUp([id], signal)).find((one) => one.conversation_id === id);
+    if (!state || state.is_done || state.total_bytes > 0) return state !== undefined;
+    await sleep(START_MS, signal);
+  }
 }
 
 /** Stop the generation of a stream. */

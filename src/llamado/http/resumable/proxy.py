@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from llamado.http.answer import App, Receive, Scope, Send, json_response
 from llamado.http.errors import ApiError
 from llamado.http.exchange import STREAM_CLAIM, Exchange
 from llamado.http.resumable import requests
+from llamado.http.resumable.registry import stream_state
 from llamado.http.routing import ApiRoute
 from llamado.http.upstream import Pool, UpstreamLost, call
 
@@ -45,6 +47,7 @@ class StreamClaim(Generic[Owner]):
         self._target = target
         self._key = key
         self.id = id
+        self.started_at = int(time.time())
         self.owner: Owner | None = None
         self.exchange: Exchange | None = None
 
@@ -52,6 +55,11 @@ class StreamClaim(Generic[Owner]):
     def outlives_client(self) -> bool:
         """True if the request goes on when its client disconnects: until the shutdown begins."""
         return not self._proxy.closed
+
+    @property
+    def waits(self) -> bool:
+        """True if its owner will get the request later."""
+        return self.exchange is not None and self._proxy.is_waiting(self)
 
     def begin(self, exchange: Exchange) -> None:
         """Replace the earlier request of the conversation, and stop it if it waits for its owner."""
@@ -128,6 +136,11 @@ class StreamProxy(Generic[Owner]):
         if len(self._claims) > MOST_CLAIMS:
             self._claims.popitem(last=False)
 
+    def is_waiting(self, claim: StreamClaim[Owner]) -> bool:
+        """Return True if a running request has not reached an owner yet."""
+        owner = claim.owner
+        return owner is None or (self._upstream_of(owner) is None and self._is_loading(owner))
+
     def close(self) -> None:
         """Let requests end with their clients from now on: the process is shutting down."""
         self.closed = True
@@ -160,7 +173,7 @@ class StreamProxy(Generic[Owner]):
             raise requests.not_found()
         upstream = None if claim.owner is None else self._upstream_of(claim.owner)
         if upstream is None:
-            if claim.exchange is not None and (claim.owner is None or self._is_loading(claim.owner)):
+            if claim.waits:
                 raise ApiError("unavailable_error", "Stream owner model is loading, retry later", retry_after=1)
             raise requests.not_found()
         return _ForwardedStream(upstream, forward_key=self._forward_key)
@@ -182,14 +195,17 @@ class StreamProxy(Generic[Owner]):
             ids = await requests.looked_up_ids(request)
         except ApiError:
             ids = []  # as llama-server's router, unlike its server
+        waiting: list[Any] = []
         by_owner: dict[Owner, list[str]] = {}
         for id in ids:
             claim = self._claims.get(id)
-            if claim is not None and claim.owner is not None:
+            if claim is not None and claim.waits:
+                waiting.append(stream_state(id, started_at=claim.started_at))
+            elif claim is not None and claim.owner is not None:
                 by_owner.setdefault(claim.owner, []).append(id.decode())
         key = self._key_of(request.scope)
         found = await asyncio.gather(*(self._look_up_at(owner, own, key) for owner, own in by_owner.items()))
-        return json_response(orjson.dumps([state for states in found for state in states]))
+        return json_response(orjson.dumps([*waiting, *(state for states in found for state in states)]))
 
     async def _look_up_at(self, owner: Owner, ids: list[str], key: bytes) -> list[Any]:
         upstream = self._upstream_of(owner)

@@ -126,7 +126,12 @@ class StreamRegistry:
                 if not other.startswith(prefix):
                     break
                 found[other] = None
-        return [_state(self._streams[id]) for id in found]
+        return [
+            stream_state(
+                stream.id, total_bytes=stream.end, started_at=stream.started_at, completed_at=stream.completed_at
+            )
+            for stream in map(self._streams.__getitem__, found)
+        ]
 
     def _set_timer(self) -> None:
         if self._timer is None and self._finished:
@@ -141,11 +146,12 @@ class StreamRegistry:
         self._set_timer()
 
 
-def _state(stream: StreamBuffer) -> dict[str, Any]:
+def stream_state(id: bytes, *, total_bytes: int = 0, started_at: int, completed_at: int = 0) -> dict[str, Any]:
+    """Return a stream's entry in the response to a lookup. `completed_at`: 0 while it is written."""
     return {
-        "conversation_id": stream.id.decode("utf-8", "replace"),
-        "is_done": stream.is_done,
-        "total_bytes": stream.end,
-        "started_at": stream.started_at,
-        "completed_at": stream.completed_at,
+        "conversation_id": id.decode("utf-8", "replace"),
+        "is_done": completed_at != 0,
+        "total_bytes": total_bytes,
+        "started_at": started_at,
+        "completed_at": completed_at,
     }
