@@ -59,6 +59,7 @@ def response(reply: httpx.Response) -> tuple[int, dict[str, str], bytes]:
 
 def session(http: httpx.Client) -> list[Any]:
     """Send the requests; return the responses without times, ids and sizes."""
+    http.headers["connection"] = "close"  # llama-server closes some connections after a stream, unannounced
     found: list[Any] = []
     for path, body in PATHS.items():
         live = http.post(path, json=body, headers={"X-Conversation-Id": ID})
@@ -86,8 +87,9 @@ def session(http: httpx.Client) -> list[Any]:
     broken = http.post("/v1/streams/lookup", content=b"{")
     error = broken.json()["error"]
     found.append((broken.status_code, sorted(error), error["type"], error["message"].partition(":")[0]))
-    bad = http.post("/v1/chat/completions", json={"stream": True}, headers={"X-Conversation-Id": ID})
-    found.append((bad.status_code, http.get("/v1/stream", params={"conv_id": ID}).status_code))
+    bad = {"stream": True, "prompt": [[]], "n_predict": 1, "grammar": "root ::="}
+    http.post("/completion", json=bad, headers={"X-Conversation-Id": ID})
+    found.append(http.get("/v1/stream", params={"conv_id": ID}).status_code)
     for query in ({}, {"conv_id": ID}, {"conv_id": ID}):
         gone = http.delete("/v1/stream", params=query)
         found.append((gone.status_code, gone.headers["content-type"].partition(";")[0]))

@@ -59,7 +59,7 @@ def test_a_model_answers_on_without_its_client(start_router: Start, tmp_path: Pa
     assert router.http.get("/v1/stream", params=ID | {"from": 7}).content == bodies[0][7:]
     until(lambda: "a" not in router.running())  # idle
     gone = router.http.get("/v1/stream", params=ID)
-    assert gone.status_code == 404 and gone.json()["error"]["message"] == "Stream not found or expired"
+    assert gone.status_code == 404 and gone.json()["error"]["message"] == "File Not Found"
     assert states(router) == []
 
 

@@ -211,7 +211,7 @@ def test_rejected_requests() -> None:
             }
         assert get(http, "none").json()["error"] == {
             "code": 404,
-            "message": "Stream not found or expired",
+            "message": "File Not Found",
             "type": "not_found_error",
         }
         http.post(CHAT, json=BODY, headers={"x-conversation-id": "c"})

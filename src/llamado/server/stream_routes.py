@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.http.answer import json_response
-from llamado.http.errors import ApiError, invalid
+from llamado.http.errors import ApiError, invalid, not_found
 from llamado.http.resumable import requests
 from llamado.http.resumable.recorder import ResumedStream
 from llamado.http.resumable.registry import StreamRegistry
@@ -36,7 +36,7 @@ def streams_router(streams: StreamRegistry) -> Routes:
     async def resume_stream(request: Request) -> Response:
         stream = streams.find(requests.named_id(request))
         if stream is None:
-            raise requests.not_found()
+            raise not_found()
         offset = requests.offset(request)
         if offset < stream.first:
             raise invalid("Stream offset lost, please restart")

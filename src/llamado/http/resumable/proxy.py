@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import Request
 
 from llamado.http.answer import App, Receive, Scope, Send, json_response
-from llamado.http.errors import ApiError
+from llamado.http.errors import ApiError, not_found
 from llamado.http.exchange import STREAM_CLAIM, Exchange
 from llamado.http.resumable import requests
 from llamado.http.resumable.registry import stream_state
@@ -170,12 +170,12 @@ class StreamProxy(Generic[Owner]):
     async def _resume(self, request: Request) -> App:
         claim = self._claims.get(requests.named_id(request))
         if claim is None:
-            raise requests.not_found()
+            raise not_found()
         upstream = None if claim.owner is None else self._upstream_of(claim.owner)
         if upstream is None:
             if claim.waits:
                 raise ApiError("unavailable_error", "Stream owner model is loading, retry later", retry_after=1)
-            raise requests.not_found()
+            raise not_found()
         return _ForwardedStream(upstream, forward_key=self._forward_key)
 
     async def _stop(self, request: Request) -> App:

@@ -89,11 +89,6 @@ def invalid_lookup(error: ApiError) -> Response:
     return json_response(orjson.dumps({"error": fields}), 400)
 
 
-def not_found() -> ApiError:
-    """Return 404: the conversation has no stream."""
-    return ApiError("not_found_error", "Stream not found or expired")
-
-
 def stopped_before_start() -> ApiError:
     """Return 400: another request stopped this one before its response began."""
     return invalid("request cancelled by a stop before its answer began")
