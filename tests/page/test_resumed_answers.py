@@ -17,7 +17,7 @@ from llamado.tools.settings import ToolSettings
 
 pytestmark = pytest.mark.browser
 
-TEXT = "Der Ebro entspringt in Kantabrien 😀, fließt nach Südosten, und mündet ins Mittelmeer."
+TEXT = "Größe 😀: der Ebro entspringt in Kantabrien, fließt nach Südosten, und mündet ins Mittelmeer."
 TOOL_TEMPLATE = """
 {%- if tools %}<tools>{{ tools | tojson }}</tools> <tool_call>{"name": N, "arguments": A}</tool_call>{% endif -%}
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -249,6 +249,21 @@ def test_a_continued_answer_is_resumed(chat: Page, engine: ScriptedEngine, gate:
     chat.get_by_role("button", name="Continue").click()
     expect(answers(chat)).to_have_text([TEXT[:24] * 2])
     chat.reload()
+    gate.open()
+    complete(chat, TEXT[:24] + TEXT)
+
+
+def test_a_continuation_without_a_token_is_resumed(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    send(chat, "Go")
+    begun(chat)
+    chat.get_by_role("button", name="Stop").click()
+    first = threading.Event()
+    engine.before = lambda _: first.wait(300)
+    chat.get_by_role("button", name="Continue").click()
+    until(chat, lambda: len(engine.requests) == 2)
+    chat.reload()
+    chat.get_by_role("button", name="Stop").wait_for()
+    first.set()
     gate.open()
     complete(chat, TEXT[:24] + TEXT)
 

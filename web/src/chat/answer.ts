@@ -6,7 +6,7 @@ import { toolSchemas } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
 import { lockAnswer, whenUnlocked } from "./answerLocks";
 import { type Answer, generate, resume } from "./generate";
-import { forgetOpen, noteOpen } from "./openAnswers";
+import { forgetOpen, noteOpen, openAnswers } from "./openAnswers";
 import type { Settings } from "./settings";
 import { conversations, current, followOtherTabs, rereadConversation, saveMessage, saveUnfinished } from "./store";
 import { announce } from "./tabs";
@@ -144,7 +144,9 @@ const ELSEWHERE_MS = 2000;
 
 /** Resume answers of a tab that was closed or crashed. */
 function resumeLater(): void {
-  setTimeout(() => void import("./resume").then(({ resumeAnswers }) => resumeAnswers()), ELSEWHERE_MS);
+  setTimeout(() => {
+    if (openAnswers().length) void import("./resume").then(({ resumeAnswers }) => resumeAnswers());
+  }, ELSEWHERE_MS);
 }
 
 /** Return a message extended by an answer, or by the continuation of one. */

@@ -42,8 +42,8 @@ export async function* restOfStream(id: string, options: Options): AsyncGenerato
 /** Go on with a stream after an error if the connection was lost and the server has the stream. Throws the error if not. */
 async function* afterLoss(error: unknown, id: string, options: Options): AsyncGenerator<unknown> {
   if (!(error instanceof ApiFailure) || error.status !== 0) throw error;
-  // A server that could not be reached at all has no stream to wait for.
-  for (const pause of options.offset.read ? PAUSES_MS : [0]) {
+  // If nothing was read, the server may never have had the request.
+  for (const pause of options.offset.read ? PAUSES_MS : PAUSES_MS.slice(0, 3)) {
     await sleep(pause, options.signal);
     try {
       if ((await findStreams([id], options.signal)).has(id)) return yield* restOfStream(id, options);

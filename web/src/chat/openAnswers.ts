@@ -2,26 +2,31 @@
 
 const PREFIX = "llamado.answer.";
 
-/** Without locks two tabs could resume one answer. There, only the tab itself sees its notes, after a reload. */
-function storage(): Storage {
-  return navigator.locks ? localStorage : sessionStorage;
+/** Call `use` with the storage of the notes. Returns undefined if it is disabled or full: answers are then not resumed. */
+function withStorage<T>(use: (storage: Storage) => T): T | undefined {
+  try {
+    // Without locks two tabs could resume one answer. There, only the tab itself sees its notes, after a reload.
+    return use(navigator.locks ? localStorage : sessionStorage);
+  } catch {
+    return undefined;
+  }
 }
 
 /** Note that an answer streams. */
 export function noteOpen(message: string, conversation: string): void {
-  try {
-    storage().setItem(PREFIX + message, conversation);
-  } catch {
-    // storage is full or disabled: the answer is marked as interrupted after a reload
-  }
+  withStorage((storage) => storage.setItem(PREFIX + message, conversation));
 }
 
 export function forgetOpen(message: string): void {
-  storage().removeItem(PREFIX + message);
+  withStorage((storage) => storage.removeItem(PREFIX + message));
 }
 
 /** Return the ids of the noted answers, and of their conversations. */
 export function openAnswers(): { message: string; conversation: string }[] {
-  const keys = Object.keys(storage()).filter((key) => key.startsWith(PREFIX));
-  return keys.map((key) => ({ message: key.slice(PREFIX.length), conversation: storage().getItem(key) ?? "" }));
+  const found = withStorage((storage) =>
+    Object.keys(storage)
+      .filter((key) => key.startsWith(PREFIX))
+      .map((key) => ({ message: key.slice(PREFIX.length), conversation: storage.getItem(key) ?? "" })),
+  );
+  return found ?? [];
 }
