@@ -253,19 +253,24 @@ def test_a_continued_answer_is_resumed(chat: Page, engine: ScriptedEngine, gate:
     complete(chat, TEXT[:24] + TEXT)
 
 
-def test_a_continuation_without_a_token_is_resumed(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+def test_a_continuation_without_an_event_is_resumed(
+    chat: Page, engine: ScriptedEngine, gate: Gate, context: BrowserContext
+) -> None:
     send(chat, "Go")
     begun(chat)
     chat.get_by_role("button", name="Stop").click()
     first = threading.Event()
-    engine.before = lambda _: first.wait(300)
+    engine.say = lambda _: TEXT if first.wait(300) else ""
     chat.get_by_role("button", name="Continue").click()
     until(chat, lambda: len(engine.requests) == 2)
-    chat.reload()
-    chat.get_by_role("button", name="Stop").wait_for()
+    address = chat.url
+    crash(chat)
+    page = context.new_page()
+    page.goto(address)
+    page.get_by_role("button", name="Stop").wait_for()
     first.set()
     gate.open()
-    complete(chat, TEXT[:24] + TEXT)
+    complete(page, TEXT[:24] + TEXT)
 
 
 def test_tool_calls_run_once(page: Page, tmp_path: Path) -> None:
