@@ -15,6 +15,8 @@ export class ApiFailure extends Error {
     /** HTTP status; 0 if the server was unreachable. */
     readonly status: number,
     readonly type = "",
+    /** True if it was an event of a stream. */
+    readonly isEvent = false,
   ) {
     super(message);
     this.name = "ApiFailure";
@@ -30,6 +32,8 @@ export interface Options {
   body?: unknown;
   signal?: AbortSignal | undefined;
   headers?: Record<string, string>;
+  /** True if the request goes on after the page is left. */
+  keepalive?: boolean;
   /** Called before each event of a stream with the bytes of the stream up to its end. */
   onEvent?: (end: number) => void;
 }
@@ -46,6 +50,7 @@ export async function send(method: string, path: string, options: Options = {}):
       headers,
       ...(options.body === undefined ? {} : { body: JSON.stringify(options.body) }),
       ...(options.signal ? { signal: options.signal } : {}),
+      ...(options.keepalive ? { keepalive: true } : {}),
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
@@ -99,7 +104,7 @@ export async function* stream(method: string, path: string, options: Options = {
     const data: unknown = JSON.parse(event.data);
     if (typeof data === "object" && data !== null && "error" in data) {
       const error = (data as { error: { message?: string; code?: number; type?: string } }).error;
-      throw new ApiFailure(error.message ?? labels.value.errors.streamFailed, error.code ?? 500, error.type);
+      throw new ApiFailure(error.message ?? labels.value.errors.streamFailed, error.code ?? 500, error.type, true);
     }
     yield data;
   }

@@ -12,13 +12,12 @@ import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { persistentSignal } from "../ui/persistent";
 import { send } from "./actions";
-import { failure, followOtherAnswers } from "./answer";
+import { failure, followOtherAnswers, resumeWhenReady } from "./answer";
 import { useChatKeys } from "./chatKeys";
 import { Composer } from "./Composer";
 import { ContextGauge } from "./ContextGauge";
 import { MessageList } from "./MessageList";
 import { ModelSwitcher } from "./ModelPicker";
-import { openAnswers } from "./openAnswers";
 import { PromptMenu } from "./PromptMenu";
 import { pruneQueue } from "./queue";
 import { QueueList } from "./QueueList";
@@ -39,7 +38,7 @@ const NARROW = matchMedia("(max-width: 820px)");
 
 followOtherAnswers();
 nameNewChats();
-if (openAnswers().length) void import("./resume").then(({ resumeWhenReady }) => resumeWhenReady());
+resumeWhenReady();
 
 // Changes are noted even before the server's properties are known, for example without the server.
 void import("./remoteSchedule").then(({ keepSynchronized }) => keepSynchronized());

@@ -1,14 +1,16 @@
 // Answers: requests them, shows them while they stream, and stores them.
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
+import { apiKey } from "../api/http";
 import { explain } from "../api/problems";
-import { isRouter, refreshProps } from "../api/server";
+import { health, isRouter, refreshProps } from "../api/server";
 import { toolSchemas } from "../tools/catalog";
 import { FrameScheduler } from "../ui/frames";
 import { lockAnswer, whenUnlocked } from "./answerLocks";
 import { type Answer, generate, resume } from "./generate";
+import { type KeptStream, StreamOutOfReach, stopStream } from "./keptStreams";
 import { forgetOpen, noteOpen, openAnswers } from "./openAnswers";
 import type { Settings } from "./settings";
-import { conversations, current, followOtherTabs, rereadConversation, saveMessage, saveUnfinished } from "./store";
+import { conversations, current, followOtherTabs, newId, rereadConversation, saveMessage, saveUnfinished } from "./store";
 import { announce } from "./tabs";
 import { newMessage, type Thread } from "./thread";
 import type { Message } from "./tree";
@@ -40,21 +42,25 @@ export interface AnswerOptions {
 /** Request the answer to a thread. Returns the message that was stored. */
 export async function answer(stopped: AbortSignal, thread: Thread, { from, unlock, index = 0, group }: AnswerOptions = {}): Promise<Message> {
   if (current.value?.id === thread.conversation) failure.value = "";
-  const { error: _, ending: __, streamOffset = 0, ...start }: Message = from ?? newAnswer(thread, index, group);
   const isResumed = unlock !== undefined;
+  const { error: _, ending: __, stream, streamOffset = 0, ...start }: Message = from ?? newAnswer(thread, index, group);
+  const kept: KeptStream = isResumed && stream ? { id: stream, read: streamOffset } : { id: newId(), read: 0 };
+  if (!isResumed) delete start.toolCalls; // a continuation has its own
   let latest: Answer | null = null;
   const frames = new FrameScheduler(() => {
     if (latest) setStreaming({ message: withAnswer(start, latest), progress: latest.progress });
   });
   own.add(start.id);
   const release = unlock ?? lockAnswer(start.id);
-  const saver = new UnfinishedSaver(() => unfinished(start, latest, isResumed ? streamOffset : 0));
+  const saver = new UnfinishedSaver(() => unfinished(start, latest, kept));
   setStreaming({ message: start, progress: undefined });
   let ended: Message = start;
+  let isOpen = false; // true if the server may still have more of it, or generate it
   try {
-    if (!from) await saveMessage(unfinished(start, null, 0), { leaf: index === 0 });
-    else if (!isResumed) await saveUnfinished(unfinished(start, null, 0));
-    noteOpen(start.id, start.conversation);
+    if (!from) await saveMessage(unfinished(start, null, kept), { leaf: index === 0 });
+    else if (!isResumed) await saveUnfinished(unfinished(start, null, kept));
+    const earlier = noteOpen({ message: start.id, conversation: start.conversation, stream: kept.id });
+    if (earlier) void stopStream(earlier);
     announce({ conversation: start.conversation, streaming: start });
     const onUpdate = (one: Answer) => {
       latest = one;
@@ -62,20 +68,23 @@ export async function answer(stopped: AbortSignal, thread: Thread, { from, unloc
       saver.changed();
     };
     const found = isResumed
-      ? await resume({ ...start, streamOffset }, { signal: stopped, onUpdate })
+      ? await resume(start, kept, { signal: stopped, onUpdate })
       : await generate({
           messages: from && (from.content || from.reasoning) ? [...thread.messages, from] : thread.messages,
           settings: settingsOfAnswer(thread.settings, index),
           serverTools: await toolSchemas(thread.settings.serverTools),
-          stream: start.id,
+          kept,
           signal: stopped,
           onUpdate,
         });
     ended = withAnswer(start, found);
+    isOpen = ended.ending === "aborted";
+    if (isOpen) void stopStream(kept.id).then((isStopped) => isStopped && forgetOpen(start.id, kept.id));
   } catch (error) {
     const written = latest ? withAnswer(start, latest) : start;
     const action = written.content || written.reasoning ? "continue" : "regenerate";
-    ended = { ...written, ending: "error", error: explain(error, action) };
+    isOpen = error instanceof StreamOutOfReach;
+    ended = { ...(isOpen ? unfinished(start, latest, kept) : { ...written, ending: "error" }), error: explain(error, action) };
   } finally {
     frames.end();
     saver.end();
@@ -84,16 +93,16 @@ export async function answer(stopped: AbortSignal, thread: Thread, { from, unloc
     await saveMessage(ended, { leaf: leaf === ended.id || leaf === start.parent });
     endStreaming((one) => one.id === ended.id);
     own.delete(ended.id);
-    forgetOpen(ended.id); // after it is stored: else it would be resumed, and its tool calls run again
+    if (!isOpen) forgetOpen(ended.id, kept.id); // after it is stored: else it would be resumed, and its tool calls run again
     release();
   }
   return ended;
 }
 
-/** Return the state of an answer for the browser's storage. `offset`: the bytes of its stream in `start`. */
-function unfinished(start: Message, latest: Answer | null, offset: number): Message {
+/** Return the state of an answer for the browser's storage. */
+function unfinished(start: Message, latest: Answer | null, kept: KeptStream): Message {
   const message = latest ? withAnswer(start, latest) : start;
-  return { ...message, ending: "interrupted", streamOffset: latest?.offset.read ?? offset };
+  return { ...message, ending: "interrupted", stream: kept.id, streamOffset: kept.read };
 }
 
 /** Return true if this tab streams an answer. */
@@ -131,7 +140,7 @@ export function followOtherAnswers(): void {
 }
 
 /** Show the state of an answer in another tab. If that tab crashes, show what is stored. */
-function followAnswer(message: Message): void {
+export function followAnswer(message: Message): void {
   setStreaming({ message, progress: undefined });
   whenUnlocked(message.id, () => {
     void rereadConversation(message.conversation).then(() => endStreaming((one) => one.id === message.id && !own.has(one.id)));
@@ -139,14 +148,21 @@ function followAnswer(message: Message): void {
   });
 }
 
-/** A tab that is reloaded goes on with its own answers, if it is faster than this. */
-const ELSEWHERE_MS = 2000;
+/** A tab that is reloaded goes on with its own answers if it is faster than this, else the visible tab if there is one. */
+const ELSEWHERE_MS = { visible: 2000, hidden: 10_000 };
 
 /** Resume answers of a tab that was closed or crashed. */
 function resumeLater(): void {
-  setTimeout(() => {
-    if (openAnswers().length) void import("./resume").then(({ resumeAnswers }) => resumeAnswers());
-  }, ELSEWHERE_MS);
+  setTimeout(resumeIfReady, ELSEWHERE_MS[document.visibilityState]);
+}
+
+function resumeIfReady(): void {
+  if (health.value.state === "ready" && openAnswers().length) void import("./resume").then(({ resumeAnswers }) => resumeAnswers());
+}
+
+/** Resume answers once the server is ready, and again whenever it was away or the user has entered a key. Called once. */
+export function resumeWhenReady(): void {
+  effect(() => void (apiKey.value, resumeIfReady()));
 }
 
 /** Return a message extended by an answer, or by the continuation of one. */

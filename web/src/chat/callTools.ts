@@ -1,7 +1,7 @@
 // Tool calls of answers: run them and send their results to the model.
 import { signal } from "@preact/signals";
 import { labels } from "../text";
-import { serverTools } from "../tools/catalog";
+import { loadMissingTools, serverTools } from "../tools/catalog";
 import { answer, type AnswerOptions, failure } from "./answer";
 import { preferences } from "./preferences";
 import { current, newId, saveMessage, shownPath, shownSettings } from "./store";
@@ -68,6 +68,8 @@ async function runAutomatically(stopped: AbortSignal, message: Message): Promise
   const { serverTools: enabled, autoTools } = shownSettings();
   const calls = (message.toolCalls ?? []).filter(({ name }) => enabled.includes(name) && autoTools.includes(name));
   if (!calls.length || message.ending !== "tool_calls") return;
+  await loadMissingTools(calls.map(({ name }) => name));
+  if (current.value?.leaf !== message.id) return; // the user has gone on elsewhere
   const since = shownPath.value.slice(shownPath.value.findLastIndex((one) => one.role === "user") + 1);
   if (since.filter((one) => one.toolCalls?.length).length > MAX_ROUNDS) {
     failure.value = labels.value.chat.tooManyRounds(MAX_ROUNDS);

@@ -1,7 +1,7 @@
 // Generation of one answer: a chat request and the sum of its stream.
 import { stream } from "../api/http";
 import { isBaseModel } from "../api/server";
-import { keptStream, restOfStream, stopStream } from "./keptStreams";
+import { type KeptStream, keptStream } from "./keptStreams";
 import { requestFields, type Settings } from "./settings";
 import { toBase64, toDataUri } from "../media/dataUri";
 import { type Attachment, type Ending, isMedia, isText, type MediaFile, type Message, type Stats, type TextFile, type TokenProbs, type ToolCall } from "./tree";
@@ -47,8 +47,6 @@ export interface Answer {
   thoughtMs?: number;
   /** Fraction of the prompt that is processed, before the first token. */
   progress?: number;
-  /** The bytes of its stream that it holds. */
-  offset: { read: number };
 }
 
 interface StreamOptions {
@@ -62,8 +60,8 @@ export interface GenerateOptions extends StreamOptions {
   settings: Settings;
   /** Schemas of the enabled tools of the server. */
   serverTools?: readonly unknown[];
-  /** Name of the stream that the server keeps while the page does not read it; without one it keeps none. */
-  stream?: string;
+  /** The stream that the server keeps while the page does not read it; without one it keeps none. */
+  kept?: KeptStream;
 }
 
 /** Return a text file as a part of a message. */
@@ -115,7 +113,7 @@ export async function chatMessages({ system }: Settings, messages: readonly Mess
  * Request the answer to `messages`, or the continuation of the last message if it is the model's own. Returns when the
  * answer has ended or `signal` aborts it. Throws ApiFailure, and Error for settings that are not JSON.
  */
-export async function generate({ messages, settings, serverTools, stream: id, ...options }: GenerateOptions): Promise<Answer> {
+export async function generate({ messages, settings, serverTools, kept, ...options }: GenerateOptions): Promise<Answer> {
   const body = {
     ...(isBaseModel.value ? { max_tokens: MAX_BASE_MODEL_TOKENS } : {}),
     ...requestFields(settings, serverTools),
@@ -124,26 +122,24 @@ export async function generate({ messages, settings, serverTools, stream: id, ..
     return_progress: true,
     timings_per_token: true,
   };
-  const answer = newAnswer();
   const { signal } = options;
-  const events = id ? keptStream(id, body, { signal, offset: answer.offset }) : stream("POST", "v1/chat/completions", { body, signal });
-  return addEvents(answer, events, id, options);
+  const events = kept ? keptStream(kept, signal, body) : stream("POST", "v1/chat/completions", { body, signal });
+  return addEvents(newAnswer(), events, options);
 }
 
 /** Return the rest of an answer of which `written` is stored, from the stream that the server keeps. Throws as `generate`. */
-export async function resume(written: Message, options: StreamOptions): Promise<Answer> {
-  const answer = newAnswer(written.streamOffset);
+export async function resume(written: Message, kept: KeptStream, options: StreamOptions): Promise<Answer> {
+  const answer = newAnswer();
   answer.toolCalls = (written.toolCalls ?? []).map((call) => ({ ...call })); // their ends may be in the rest
-  const events = restOfStream(written.id, { signal: options.signal, offset: answer.offset });
-  return addEvents(answer, events, written.id, options, written.stats?.firstTokenMs);
+  return addEvents(answer, keptStream(kept, options.signal), options, written.stats?.firstTokenMs);
 }
 
-function newAnswer(read = 0): Answer {
-  return { content: "", reasoning: "", toolCalls: [], probs: [], model: "", offset: { read } };
+function newAnswer(): Answer {
+  return { content: "", reasoning: "", toolCalls: [], probs: [], model: "" };
 }
 
 /** Add the events of a stream to an answer until it ends or is aborted. `firstTokenMs`: if the first token was read before. */
-async function addEvents(answer: Answer, events: AsyncGenerator<unknown>, id: string | undefined, { signal, onUpdate }: StreamOptions, firstTokenMs?: number): Promise<Answer> {
+async function addEvents(answer: Answer, events: AsyncGenerator<unknown>, { signal, onUpdate }: StreamOptions, firstTokenMs?: number): Promise<Answer> {
   const began = performance.now();
   let first = 0;
   let thinkingSince = 0; // milliseconds
@@ -161,8 +157,8 @@ async function addEvents(answer: Answer, events: AsyncGenerator<unknown>, id: st
     }
     answer.ending ??= "interrupted"; // the stream ended without a finish_reason
   } catch (error) {
+    if (answer.ending) return answer; // only the end of the stream was lost
     if (!signal.aborted) throw error;
-    if (id) void stopStream(id);
     answer.ending = "aborted";
   }
   return answer;

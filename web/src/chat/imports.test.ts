@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { fromChatGpt } from "./chatgpt";
 import { fromOpenWebUi } from "./openwebui";
+import { message } from "./validate";
 
 function node(id: string, parent: string | null, role: string, content: object, more: object = {}) {
   return [id, { id, parent, children: [], message: { id, author: { role }, create_time: 2.5, content, recipient: "all", ...more } }] as const;
@@ -57,4 +58,11 @@ test("an Open WebUI export becomes trees", () => {
     },
   ]);
   for (const other of [[], null, 3, [{ chat: {} }]]) expect(fromOpenWebUi(other)).toBe(null);
+});
+
+test("an answer keeps the place in its stream", () => {
+  const answer = { id: "a", role: "assistant", content: "A", ending: "interrupted", stream: "s", streamOffset: 7 };
+  expect(message(answer)).toMatchObject({ stream: "s", streamOffset: 7 });
+  expect(message({ ...answer, stream: 1, streamOffset: "7" })).not.toHaveProperty("stream");
+  expect(message({ ...answer, stream: 1, streamOffset: "7" })).not.toHaveProperty("streamOffset");
 });

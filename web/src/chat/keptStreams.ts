@@ -1,58 +1,66 @@
-// Streams of answers that the server keeps while no page reads them. Each answer has one, named by the id of its message.
+// Streams of answers that the server keeps while no page reads them. Each request has one, with an id of its own.
 import { ApiFailure, postJson, send, stream } from "../api/http";
 
 const HEADER = "X-Conversation-Id";
 const PATH = "v1/stream";
-/** Pauses before attempts to reach the server again after the connection was lost. */
+/** Pauses before attempts to reach the server again; the attempts count from the last event. */
 const PAUSES_MS = [0, 1000, 2000, 4000, 8000];
 const START_MS = 1000;
+/** Statuses of a server without kept streams. */
+const NO_ROUTE = [404, 405, 501];
 
-interface Options {
-  signal: AbortSignal;
-  /** The bytes of the stream that were read. */
-  offset: { read: number };
+export interface KeptStream {
+  id: string;
+  /** The bytes of it that were read. */
+  read: number;
 }
 
-function address(id: string): string {
-  return `${PATH}?conv_id=${encodeURIComponent(id)}`;
-}
+/** The server cannot be reached, but may still have the stream. */
+export class StreamOutOfReach extends ApiFailure {}
 
-/** Request an answer and yield its events; if the connection is lost, go on with the stream that the server keeps. */
-export async function* keptStream(id: string, body: unknown, options: Options): AsyncGenerator<unknown> {
-  const onEvent = (end: number) => (options.offset.read = end);
-  try {
-    yield* stream("POST", "v1/chat/completions", { body, signal: options.signal, headers: { [HEADER]: id }, onEvent });
-  } catch (error) {
-    yield* afterLoss(error, id, options);
-  }
-}
+/** False once the server has turned out to keep no streams. */
+let hasStreams = true;
 
-/** Yield the events of a kept stream that were not read yet. */
-export async function* restOfStream(id: string, options: Options): AsyncGenerator<unknown> {
-  const { signal, offset } = options;
-  const start = offset.read;
-  if (!(await waitForStart(id, signal))) return;
-  try {
-    yield* stream("GET", `${address(id)}&from=${start}`, { signal, onEvent: (end) => (offset.read = start + end) });
-  } catch (error) {
-    yield* afterLoss(error, id, options);
-  }
-}
-
-/** Go on with a stream after an error if the connection was lost and the server has the stream. Throws the error if not. */
-async function* afterLoss(error: unknown, id: string, options: Options): AsyncGenerator<unknown> {
-  if (!(error instanceof ApiFailure) || error.status !== 0) throw error;
-  // If nothing was read, the server may never have had the request.
-  for (const pause of options.offset.read ? PAUSES_MS : PAUSES_MS.slice(0, 3)) {
-    await sleep(pause, options.signal);
+/**
+ * Yield the events of a stream that were not read yet. With `body` the stream begins with its request. After a lost
+ * connection, go on with what the server has kept. Returns early if the server no longer has the stream; throws
+ * StreamOutOfReach if it cannot be reached again, and other ApiFailures.
+ */
+export async function* keptStream(kept: KeptStream, signal: AbortSignal, body?: unknown): AsyncGenerator<unknown> {
+  let loss: ApiFailure | undefined;
+  let isRequested = body === undefined;
+  let missed = 0; // lookups in a row without the stream
+  for (let attempt = 0; ; await sleep(PAUSES_MS[attempt]!, signal)) {
+    const start = kept.read;
+    const options = { signal, onEvent: (end: number) => (kept.read = start + end) };
     try {
-      if ((await findStreams([id], options.signal)).has(id)) return yield* restOfStream(id, options);
-      break;
-    } catch (failure) {
-      if (!(failure instanceof ApiFailure) || failure.status !== 0) throw options.signal.aborted ? failure : error;
+      if (!isRequested) {
+        isRequested = true;
+        return yield* stream("POST", "v1/chat/completions", { ...options, body, headers: { [HEADER]: kept.id } });
+      }
+      const state = await waitForStart(kept.id, signal);
+      missed = state ? 0 : missed + 1;
+      if (state?.is_done && state.total_bytes <= start) return; // its writer failed, and nothing follows
+      if (state) return yield* stream("GET", `${address(kept.id)}&from=${start}`, options);
+    } catch (error) {
+      const isPost = loss === undefined && body !== undefined;
+      if (signal.aborted || !(error instanceof ApiFailure) || !isLoss(error, isPost)) throw error;
+      loss = error;
     }
+    if (missed > 1 || !hasStreams) {
+      if (loss) throw loss;
+      return;
+    }
+    attempt = kept.read > start ? 0 : attempt + 1;
+    if (attempt >= PAUSES_MS.length) throw new StreamOutOfReach(loss?.message ?? "", 0);
   }
-  throw error;
+}
+
+/** Return true if the server may have more of a stream although a request failed. */
+function isLoss({ status, isEvent }: ApiFailure, isPost: boolean): boolean {
+  if (isEvent) return false;
+  // 503: the server has rejected the request, or the owner of the stream is loading. 404: it was there at the lookup.
+  return [0, 502, 504, ...(isPost ? [] : [404, 503])].includes(status);
 }
 
 interface StreamState {
@@ -61,27 +69,50 @@ interface StreamState {
   total_bytes: number;
 }
 
-async function lookUp(ids: string[], signal?: AbortSignal): Promise<StreamState[]> {
-  return postJson<StreamState[]>("v1/streams/lookup", { conversation_ids: ids }, signal);
-}
-
-/** Return those ids whose streams the server has. Throws ApiFailure. */
-export async function findStreams(ids: string[], signal?: AbortSignal): Promise<Set<string>> {
-  return new Set((await lookUp(ids, signal)).map((one) => one.conversation_id));
-}
-
-/** Wait until a stream has bytes: a router may still load its model. Return false if it is gone. */
-async function waitForStart(id: string, signal: AbortSignal): Promise<boolean> {
+/** Return the state of a stream once it has bytes, which takes as long as a router loads its model; nothing if it is gone. */
+async function waitForStart(id: string, signal: AbortSignal): Promise<StreamState | undefined> {
   for (;;) {
-    const state = (await lookUp([id], signal)).find((one) => one.conversation_id === id);
-    if (!state || state.is_done || state.total_bytes > 0) return state !== undefined;
+    const state = await lookUp(id, signal);
+    if (!state || state.is_done || state.total_bytes > 0) return state;
     await sleep(START_MS, signal);
   }
 }
 
-/** Stop the generation of a stream. */
-export async function stopStream(id: string): Promise<void> {
-  await send("DELETE", address(id)).catch(() => undefined); // without the server nothing is generated
+/** Return the state of a stream; nothing if the server does not have it. Throws ApiFailure. */
+async function lookUp(id: string, signal: AbortSignal): Promise<StreamState | undefined> {
+  if (!hasStreams) return undefined;
+  try {
+    const found = await postJson<StreamState[]>("v1/streams/lookup", { conversation_ids: [id] }, signal);
+    return found.find((one) => one.conversation_id === id);
+  } catch (error) {
+    if (signal.aborted) throw error;
+    if (isUnsupported(error)) return undefined;
+    const { message, status = 0 } = error as ApiFailure;
+    // Without a valid key the answer waits until the user enters one. Other failures pass.
+    throw status === 401 ? new StreamOutOfReach(message, status) : new ApiFailure(message, 0);
+  }
+}
+
+/** Return true if a response shows that the server keeps no streams. Such a server gets no further requests for them. */
+function isUnsupported(error: unknown): boolean {
+  const isMissing = error instanceof ApiFailure ? NO_ROUTE.includes(error.status) : error instanceof SyntaxError; // no JSON
+  if (isMissing) hasStreams = false;
+  return isMissing;
+}
+
+/** Stop the generation of a stream. Return false if that failed. */
+export async function stopStream(id: string): Promise<boolean> {
+  if (!hasStreams) return true;
+  try {
+    await send("DELETE", address(id), { keepalive: true });
+    return true;
+  } catch (error) {
+    return isUnsupported(error);
+  }
+}
+
+function address(id: string): string {
+  return `${PATH}?conv_id=${encodeURIComponent(id)}`;
 }
 
 function sleep(milliseconds: number, signal: AbortSignal): Promise<void> {

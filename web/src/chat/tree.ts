@@ -90,7 +90,8 @@ export interface Message {
   probs?: TokenProbs[];
   ending?: Ending;
   error?: string;
-  /** The bytes of its stream that a message holds which is not complete. */
+  /** The server's stream of a message that is not complete, and the bytes of it that the message holds. */
+  stream?: string;
   streamOffset?: number;
 }
 

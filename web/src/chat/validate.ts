@@ -59,8 +59,9 @@ export function message(value: unknown): Message {
     content: text(one["content"]),
     created: number(one["created"]),
   };
-  for (const name of ["reasoning", "toolCallId", "model", "group", "error"] as const) if (text(one[name])) found[name] = text(one[name]);
+  for (const name of ["reasoning", "toolCallId", "model", "group", "error", "stream"] as const) if (text(one[name])) found[name] = text(one[name]);
   if (number(one["thoughtMs"])) found.thoughtMs = number(one["thoughtMs"]);
+  if (number(one["streamOffset"])) found.streamOffset = number(one["streamOffset"]);
   if (one["toolCalls"]) found.toolCalls = list(one["toolCalls"], call);
   if (one["attachments"]) found.attachments = list(one["attachments"], attachment).flat();
   if (one["probs"]) found.probs = list(one["probs"], prob);

@@ -2,8 +2,8 @@
 // URLs the user added.
 import { computed, signal } from "@preact/signals";
 import { getJson, postJson } from "../api/http";
-import { props } from "../api/server";
-import { remoteTools, type RunnableTool } from "./mcp";
+import { isKnown, props, refreshProps } from "../api/server";
+import { connectServers, remoteTools, type RunnableTool } from "./mcp";
 
 interface Listed {
   tool: string;
@@ -34,6 +34,13 @@ export async function readServerTools(): Promise<void> {
     schema: definition,
     run: async (params, stop) => resultText(await postJson<unknown>("tools", { tool, params }, stop)),
   }));
+}
+
+/** Load the tools with these names, if they are not loaded yet: an answer may end right after a reload. */
+export async function loadMissingTools(names: readonly string[]): Promise<void> {
+  if (names.every((name) => serverTools.value.some((one) => one.name === name))) return;
+  if (!isKnown.value) await refreshProps();
+  await Promise.all([readServerTools(), props.value.cors_proxy_enabled && connectServers()]);
 }
 
 function resultText(result: unknown): string {
