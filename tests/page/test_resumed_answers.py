@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,19 @@ CUT_CALLS = """async () => {
   return all.result.flatMap((one) => one.toolCalls ?? []).map((one) => one.arguments);
 }"""
 
+STREAM = re.compile("/v1/streams?[/?]")
+
+END_ANSWERS = """async () => {
+  const opened = indexedDB.open("llamado");
+  await new Promise((done) => (opened.onsuccess = done));
+  const store = opened.result.transaction("messages", "readwrite").objectStore("messages");
+  const all = store.getAll();
+  await new Promise((done) => (all.onsuccess = done));
+  const puts = all.result.filter((one) => one.ending).map((one) => store.put({ ...one, ending: "stop" }));
+  await Promise.all(puts.map((one) => new Promise((done) => (one.onsuccess = done))));
+  opened.result.close();
+}"""
+
 
 class Gate:
     """Holds the engine after `pieces` pieces of each answer until it is opened."""
@@ -72,14 +86,20 @@ class Relay:
     def __init__(self, address: str) -> None:
         self._target = ("127.0.0.1", int(address.rpartition(":")[2]))
         self._open: set[socket.socket] = set()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._port = 0
+        self.open()
+        self.address = f"http://127.0.0.1:{self._port}"
 
-    def _accept(self) -> None:
+    def open(self) -> None:
+        """Accept connections, on the same port as before."""
+        self._server = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._server.accept()
+                client, _ = listener.accept()
                 server = socket.create_connection(self._target)
                 self._open |= {client, server}
                 for pair in ((client, server), (server, client)):
@@ -101,6 +121,7 @@ class Relay:
             one.close()
 
     def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._server.close()
         self.cut()
 
@@ -312,12 +333,11 @@ def test_the_answer_of_a_deleted_chat_is_stopped(
     address = chat.url.partition("#")[0]
     crash(chat)
     other = context.new_page()
-    other.route("**/v1/streams/lookup", lambda route: route.abort())
+    other.route("**/health", lambda route: route.abort())
     other.goto(address)
     choose_action(other, "Go", "Delete")
     expect(other.get_by_role("link", name="Go", exact=True)).to_have_count(0)
-    other.unroute("**/v1/streams/lookup")
-    other.reload()
+    other.unroute("**/health")
     until(other, lambda: bool(engine.cancelled))
     until(other, lambda: notes(other) == 0)
 
@@ -357,3 +377,132 @@ def test_without_a_stream_the_answer_stays_interrupted(chat: Page, engine: Scrip
     chat.get_by_text("Interrupted").wait_for()
     until(chat, lambda: notes(chat) == 0)
     begun(chat)
+
+
+def test_the_stream_of_an_answer_that_has_changed_is_stopped(
+    chat: Page, engine: ScriptedEngine, gate: Gate, context: BrowserContext
+) -> None:
+    """Another device has written it again, for example."""
+    send(chat, "Go")
+    begun(chat)
+    address = chat.url
+    crash(chat)
+    other = context.new_page()
+    other.route("**/health", lambda route: route.abort())
+    other.goto(address)
+    expect(answers(other)).to_have_count(1)
+    other.evaluate(END_ANSWERS)
+    other.unroute("**/health")
+    until(other, lambda: bool(engine.cancelled))
+    until(other, lambda: notes(other) == 0)
+    assert len(engine.requests) == 1
+
+
+def test_a_continuation_reads_no_earlier_stream(chat: Page, engine: ScriptedEngine) -> None:
+    """Its request is lost, and the server still has the stream of the complete answer."""
+    chat.expected_errors.append("ERR_")  # type: ignore[attr-defined]
+    engine.say = TEXT
+    send(chat, "Go")
+    complete(chat, TEXT)
+    chat.route("**/v1/chat/completions", lambda route: route.abort())
+    chat.get_by_role("button", name="Continue").click()
+    expect(chat.locator("article.assistant .notice")).to_contain_text("Cannot reach the server")
+    expect(answers(chat)).to_have_text([TEXT])
+
+
+def test_an_answer_is_resumed_after_a_long_outage(page: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    page.expected_errors.append("net::ERR_")  # type: ignore[attr-defined]
+
+    def passes(text: str) -> bool:
+        page.clock.fast_forward(2000)
+        return page.get_by_text(text).count() > 0
+
+    with scripted_server(engine) as address:
+        relay = Relay(address)
+        page.clock.install()
+        page.goto(relay.address)
+        send(page, "Go")
+        begun(page)
+        relay.close()
+        until(page, lambda: passes("Interrupted"))
+        assert notes(page) == 1
+        gate.open()
+        relay.open()
+        until(page, lambda: passes(TEXT))
+        complete(page, TEXT)
+        assert len(engine.requests) == 1 and notes(page) == 0
+        relay.close()
+
+
+def test_a_resume_that_fails_is_tried_again(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    chat.expected_errors.append("ERR_")  # type: ignore[attr-defined]
+    send(chat, "Go")
+    begun(chat)
+    chat.route("**/v1/streams/lookup", lambda route: route.abort(), times=2)
+    chat.reload()
+    chat.get_by_role("button", name="Stop").wait_for()
+    gate.open()
+    complete(chat, TEXT)
+
+
+def test_a_stop_without_the_server_is_made_up_for(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    chat.expected_errors.append("ERR_")  # type: ignore[attr-defined]
+    send(chat, "Go")
+    begun(chat)
+    chat.route(STREAM, lambda route: route.abort())
+    with chat.expect_event("requestfailed", lambda request: request.method == "DELETE"):
+        chat.get_by_role("button", name="Stop").click()
+    chat.get_by_text("Stopped.").wait_for()
+    assert notes(chat) == 1 and not engine.cancelled
+    chat.unroute(STREAM)
+    chat.reload()
+    until(chat, lambda: bool(engine.cancelled))
+    until(chat, lambda: notes(chat) == 0)
+    begun(chat)
+
+
+def test_a_server_without_streams_gets_no_further_requests(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
+    chat.expected_errors.append("404")  # type: ignore[attr-defined]
+    requests: list[str] = []
+
+    def answer(route: Route) -> None:
+        requests.append(route.request.url)
+        route.fulfill(status=404)
+
+    send(chat, "Go")
+    begun(chat)
+    chat.route(STREAM, answer)
+    chat.reload()
+    chat.get_by_text("Interrupted").wait_for()
+    until(chat, lambda: notes(chat) == 0)
+    send(chat, "And again")
+    begun(chat, n=2)
+    chat.get_by_role("button", name="Stop").click()
+    chat.get_by_text("Stopped.").wait_for()
+    until(chat, lambda: notes(chat) == 0)
+    assert len(requests) == 1
+
+
+def test_without_locks_only_the_tab_itself_resumes_its_answer(
+    page: Page, engine: ScriptedEngine, gate: Gate, context: BrowserContext
+) -> None:
+    """A copy of the tab has its storage."""
+    context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });")
+    with scripted_server(engine) as address:
+        page.goto(address)
+        send(page, "Go")
+        begun(page)
+        requests: list[str] = []
+        context.on("request", lambda request: requests.append(request.url))
+        with page.expect_popup() as popup:
+            page.evaluate("void open(location.href)")
+        copy = popup.value
+        begun(copy)
+        until(copy, lambda: any(url.endswith("/props") for url in requests))
+        copy.wait_for_timeout(1000)
+        assert not any("/v1/stream" in url for url in requests)
+        page.reload()
+        page.get_by_role("button", name="Stop").wait_for()
+        gate.open()
+        complete(page, TEXT)
+        assert len(engine.requests) == 1
