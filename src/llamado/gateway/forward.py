@@ -70,7 +70,8 @@ class ForwardedRequest:
                 await self._run(exchange, scope["raw_path"], scope["query_string"])
         finally:
             if self._meter is not None:
-                await self._meter.settle(charged=exchange.started or (exchange.disconnected and exchange.sent))
+                was_ended = exchange.disconnected or exchange.was_stopped
+                await self._meter.settle(charged=exchange.started or (was_ended and exchange.sent))
 
     async def _run(self, exchange: Exchange, path: bytes, query: bytes) -> None:
         lost = 0
