@@ -189,8 +189,13 @@ def test_the_client_s_key_stops_streams(two: Callable[..., Two]) -> None:
     gateway.http.headers["authorization"] = "Bearer secret"
     with ask(gateway, headers=b"Authorization: Bearer secret\r\n") as sock:
         read_some(sock)
-    assert len(states(gateway)) == 1
     name = owner(gateway)
+    del gateway.http.headers["authorization"]
+    assert gateway.http.delete("/v1/stream", params=ID).status_code == 401
+    with ask(gateway) as sock:
+        assert b"Invalid API Key" in read_some(sock, b"}}")
+    gateway.http.headers["authorization"] = "Bearer secret"
+    assert len(states(gateway)) == 1 and not engines[name].cancelled
     assert gateway.http.delete("/v1/stream", params=ID).status_code == 204
     until(lambda: engines[name].cancelled)
 
@@ -199,10 +204,13 @@ def test_the_client_s_key_stops_streams(two: Callable[..., Two]) -> None:
 def test_a_shutdown_does_not_wait_for_detached_answers(
     two: Callable[..., Two], caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, _, gateway = two()
+    """The replicas stop them: no client can resume them through this gateway any more."""
+    _, engines, gateway = two()
     with ask(gateway) as sock:
         read_some(sock)
+    name = owner(gateway)
     access = gateway.server.access
     gateway.server.should_exit = True
     until(lambda: access.draining and not access.n_running)
     assert "unfinished" not in caplog.text  # what is left at the end of the grace period
+    until(lambda: engines[name].cancelled)

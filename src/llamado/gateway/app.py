@@ -88,6 +88,7 @@ class Gateway:
     async def close(self) -> None:
         """Close all replicas and save the quotas."""
         self._keeping.cancel()
+        await self.streams.wait_closed()
         await self.balancer.close()
         try:
             await asyncio.to_thread(self._limits.save)

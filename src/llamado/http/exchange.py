@@ -147,6 +147,14 @@ class StreamClaim(Protocol):
 
     def begin(self, exchange: Exchange) -> None: ...
 
+    async def wait_for_stops(self) -> None:
+        """Wait until the upstream may get the request."""
+        ...
+
+    def respond(self, status: int) -> None:
+        """Note the status of the response that is about to be delivered."""
+        ...
+
     def end(self) -> None: ...
 
 
@@ -185,6 +193,8 @@ class Exchange:
         """True if another request has stopped this one."""
         self.started = False
         """True if part of the response has been sent to the client."""
+        self.is_complete = False
+        """True if the whole response has been received."""
 
     async def __aenter__(self) -> Exchange:
         self._guard.__enter__()
@@ -213,7 +223,7 @@ class Exchange:
             self._task.cancel()
 
     def stop(self) -> None:
-        """Stop the request if it waits in `unless_disconnected`, and send it to no further upstream."""
+        """Stop the request unless it has been sent, and send it to no further upstream."""
         self.was_stopped = True
         if self._waiting and self._task is not None:
             self._task.cancel()
@@ -221,6 +231,7 @@ class Exchange:
     async def unless_disconnected(self, what: Awaitable[T]) -> T | None:
         """Await `what`; return None if the client disconnects first, or `stop` is called."""
         self._waiting = True
+        self.sent = False
         try:
             return await what
         except asyncio.CancelledError:
@@ -258,11 +269,13 @@ class Exchange:
             key=key,
             extra_headers=extra_headers,
         )
+        if self._claim is not None:
+            await self._claim.wait_for_stops()
         for fresh in (False, True):
             connection = await pool.connect(fresh=fresh)
             self._connection = connection
-            if self.disconnected:
-                connection.hang_up("the client disconnected")
+            if self.disconnected or self.was_stopped:
+                connection.hang_up("the client disconnected" if self.disconnected else "a client stopped the answer")
             kept = connection.used
             try:
                 connection.send(head, self._body)
@@ -309,6 +322,8 @@ class Exchange:
             headers = [*response_headers(connection.headers), *(extra_headers or ())]
             self.started = True
             self._body = b""  # no further attempt
+            if self._claim is not None:
+                self._claim.respond(connection.status)
             await self._send({"type": "http.response.start", "status": connection.status, "headers": headers})
             if observe is not None:
                 observe(first)
@@ -321,6 +336,7 @@ class Exchange:
                 first = self._held
             connection.release()
             self._connection = None
+            self.is_complete = True
             if before_end is not None:
                 await before_end()
             await self._send({"type": "http.response.body", "body": first, "more_body": False})

@@ -42,7 +42,7 @@ from llamado.router.api.live import EventHub, ModelEvents, RouterSource, stream_
 from llamado.router.api.ollama import OllamaApi
 from llamado.router.catalog import Catalog, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
-from llamado.router.fleet import LOADED, LOADING, Fleet, FleetLimits, Instance
+from llamado.router.fleet import LOADED, Fleet, FleetLimits, Instance
 from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import ProxiedRequest
 from llamado.server.errors import translate
@@ -100,7 +100,7 @@ class Router:
         self.page = page_paths() if settings.switches.page else frozenset[str]()
         self.fleet = Fleet(catalog, options.limits, self._events.notify, options.need_of)
         self.peers = Peers(options.peers)
-        self.streams: StreamProxy[Instance] = StreamProxy(_stream_upstream, _is_loading, forward_key=self._forward_keys)
+        self.streams: StreamProxy[Instance] = StreamProxy(_stream_upstream, forward_key=self._forward_keys)
         self.log_tail = LogTail()
         self.traffic = Traffic()
         self._downloads = Downloads(self._events.notify, self._mark_stale)
@@ -492,10 +492,6 @@ async def _log_lines(history: bytes, follower: LogFollower) -> AsyncGenerator[by
 def _stream_upstream(instance: Instance) -> Upstream | None:
     child = instance.child
     return None if instance.status != LOADED or child is None else Upstream(child.pool)
-
-
-def _is_loading(instance: Instance) -> bool:
-    return instance.status == LOADING or bool(instance.waiters)
 
 
 def _text(body: bytes) -> Response:

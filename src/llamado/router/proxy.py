@@ -71,7 +71,6 @@ class ProxiedRequest:
                 raise stopped_before_start()
             if lease is None:
                 return
-            exchange.sent = False
             try:
                 if last_child is not lease.child:
                     self._raise_if_crashed(name, last_child)

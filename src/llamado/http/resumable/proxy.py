@@ -13,6 +13,7 @@ from urllib.parse import quote_from_bytes
 import orjson
 from starlette.requests import Request
 
+from llamado.http.access import digest
 from llamado.http.answer import App, Receive, Scope, Send, json_response
 from llamado.http.errors import ApiError, not_found
 from llamado.http.exchange import STREAM_CLAIM, Exchange
@@ -25,6 +26,7 @@ log = logging.getLogger("llamado.http")
 
 MOST_CLAIMS = 10_000
 _SECONDS = 5.0  # for an upstream to stop or look up streams
+_REPLACED = "another request of the conversation replaced this one"
 
 Owner = TypeVar("Owner", bound=Hashable)
 
@@ -39,17 +41,22 @@ class Upstream(NamedTuple):
 class StreamClaim(Generic[Owner]):
     """One request for a resumable stream: its owner, which keeps the stream, and the request while it runs.
 
-    `target`: its owner, if it is known from the beginning. `key`: the client's.
+    `owner`: its owner, if it is known from the beginning. `key`: the client's.
     """
 
-    def __init__(self, proxy: StreamProxy[Owner], id: bytes, target: Owner | None, key: bytes) -> None:
+    def __init__(self, proxy: StreamProxy[Owner], id: bytes, owner: Owner | None, key: bytes) -> None:
         self._proxy = proxy
-        self._target = target
-        self._key = key
+        self._key_digest = digest(key)
         self.id = id
+        self.owner = owner
+        self.key = key
+        """The client's key while the request runs."""
         self.started_at = int(time.time())
-        self.owner: Owner | None = None
         self.exchange: Exchange | None = None
+        self.is_provisional = False
+        """True if the conversation belongs to a request with another key until the owner accepts this one."""
+        self.status = 0
+        """Status of the response; 0 before it starts."""
 
     @property
     def outlives_client(self) -> bool:
@@ -59,45 +66,55 @@ class StreamClaim(Generic[Owner]):
     @property
     def waits(self) -> bool:
         """True if its owner will get the request later."""
-        return self.exchange is not None and self._proxy.is_waiting(self)
+        return self.exchange is not None and not self.exchange.sent
+
+    def has_key(self, key: bytes) -> bool:
+        """Return True if the request was sent with this key."""
+        return self._key_digest == digest(key)
 
     def begin(self, exchange: Exchange) -> None:
-        """Replace the earlier request of the conversation, and stop it if it waits for its owner."""
+        """Replace the earlier request of the conversation if it has the same key."""
         self.exchange = exchange
-        self._proxy.replace(self)
-        if self._target is not None:
-            self.move(self._target)
+        self._proxy.begin(self)
 
     def move(self, owner: Owner) -> None:
         """Set the owner, before it gets the request. An earlier owner stops the stream that it may have."""
         if self.owner is not None and self.owner != owner:
-            self._proxy.stop_soon(self.owner, self.id, self._key)
+            self._proxy.stop_soon(self.owner, self.id, self.key)
         self.owner = owner
 
+    async def wait_for_stops(self) -> None:
+        """Wait until the owner has stopped earlier streams of the conversation: a late stop would end this one."""
+        if self.owner is not None:
+            await self._proxy.wait_for_stops(self.owner, self.id)
+
+    def respond(self, status: int) -> None:
+        """Note the start of the response. 200: the owner has accepted the key."""
+        self.status = status
+        if status == 200 and self.is_provisional:
+            self._proxy.replace(self)
+
     def end(self) -> None:
-        """Forget the request. Its owner still has the stream."""
-        self.exchange = None
+        """Forget the request. Its owner still has the stream if its response was 200."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            self._proxy.end(self, exchange)
+        self.key = b""
 
 
 class StreamProxy(Generic[Owner]):
     """The latest conversations with their owners; event loop only.
 
-    `upstream_of`: returns the connections to an owner; None: it has lost its streams. `is_loading`: returns True if
-    an owner will get the request later.
+    `upstream_of`: returns the connections to an owner; None: it has lost its streams.
     """
 
-    def __init__(
-        self,
-        upstream_of: Callable[[Owner], Upstream | None],
-        is_loading: Callable[[Owner], bool] = lambda owner: False,
-        *,
-        forward_key: bool,
-    ) -> None:
+    def __init__(self, upstream_of: Callable[[Owner], Upstream | None], *, forward_key: bool) -> None:
         self._upstream_of = upstream_of
-        self._is_loading = is_loading
         self._forward_key = forward_key
         self._claims: OrderedDict[bytes, StreamClaim[Owner]] = OrderedDict()
-        self._tasks: set[asyncio.Task[int]] = set()
+        self._running: set[StreamClaim[Owner]] = set()
+        self._stops: dict[asyncio.Task[int], tuple[Owner, bytes]] = {}
+        """Stops under way: owner and conversation of each."""
         self.closed = False
 
     def claim(self, scope: Scope, fields: object, owner: Owner | None = None) -> None:
@@ -125,34 +142,77 @@ class StreamProxy(Generic[Owner]):
             ApiRoute("POST", requests.LOOKUP, self._look_up),
         ]
 
-    def replace(self, claim: StreamClaim[Owner]) -> None:
-        """Make a claim that of its conversation."""
-        earlier = self._claims.pop(claim.id, None)
-        if earlier is not None:
-            claim.owner = earlier.owner
-            if earlier.exchange is not None:
-                earlier.exchange.stop()
-        self._claims[claim.id] = claim
-        if len(self._claims) > MOST_CLAIMS:
-            self._claims.popitem(last=False)
+    def begin(self, claim: StreamClaim[Owner]) -> None:
+        """Begin a request. Only owners check keys, so one with another key replaces no earlier request yet."""
+        self._running.add(claim)
+        earlier = self._claims.get(claim.id)
+        claim.is_provisional = earlier is not None and not earlier.has_key(claim.key)
+        if not claim.is_provisional:
+            self.replace(claim)
 
-    def is_waiting(self, claim: StreamClaim[Owner]) -> bool:
-        """Return True if a running request has not reached an owner yet."""
-        owner = claim.owner
-        return owner is None or (self._upstream_of(owner) is None and self._is_loading(owner))
+    def replace(self, claim: StreamClaim[Owner]) -> None:
+        """Replace the conversation's claim, and stop the earlier request."""
+        earlier = self._claims.pop(claim.id, None)
+        self._claims[claim.id] = claim
+        if earlier is not None and earlier.exchange is not None:
+            earlier.exchange.stop()
+            if claim.is_provisional and earlier.owner == claim.owner:
+                earlier.exchange.abort(_REPLACED)  # its owner has replaced its stream, if it has resumable streams
+            elif earlier.owner is not None:
+                self.stop_soon(earlier.owner, earlier.id, earlier.key, earlier.exchange)
+        elif earlier is not None:
+            owner, claim.owner = claim.owner, earlier.owner
+            if owner is not None:
+                claim.move(owner)
+        claim.is_provisional = False
+        if len(self._claims) > MOST_CLAIMS:
+            ended = next((id for id, one in self._claims.items() if one.exchange is None), None)
+            if ended is not None:
+                del self._claims[ended]
+
+    def end(self, claim: StreamClaim[Owner], exchange: Exchange) -> None:
+        """Forget the request of a claim, and the claim if there is no stream.
+
+        During shutdown its owner stops the stream: no client can reach it any more.
+        """
+        self._running.discard(claim)
+        if self._claims.get(claim.id) is not claim:
+            return
+        if claim.status != 200:
+            del self._claims[claim.id]
+        if claim.owner is not None and (not claim.status or (self.closed and not exchange.is_complete)):
+            self.stop_soon(claim.owner, claim.id, claim.key)
 
     def close(self) -> None:
         """Let requests end with their clients from now on: the process is shutting down."""
         self.closed = True
-        for claim in self._claims.values():
+        for claim in list(self._running):
             if claim.exchange is not None:
                 claim.exchange.end_without_client()
 
-    def stop_soon(self, owner: Owner, id: bytes, key: bytes) -> None:
-        """Stop a stream at its owner, without waiting for it."""
-        task = asyncio.ensure_future(self._stop_at(owner, id, key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def wait_closed(self) -> None:
+        """Wait until the owners have stopped the streams of requests that the shutdown has ended."""
+        if self._stops:
+            await asyncio.wait(list(self._stops))
+
+    def stop_soon(self, owner: Owner, id: bytes, key: bytes, exchange: Exchange | None = None) -> asyncio.Task[int]:
+        """Stop a stream at its owner, in a task. `exchange`: aborted if the owner does not stop it."""
+        task = asyncio.ensure_future(self._stop_or_abort(owner, id, key, exchange))
+        self._stops[task] = owner, id
+        task.add_done_callback(self._stops.pop)
+        return task
+
+    async def wait_for_stops(self, owner: Owner, id: bytes) -> None:
+        """Wait until stops of a conversation at this owner are complete."""
+        pending = [task for task, at in self._stops.items() if at == (owner, id)]
+        if pending:
+            await asyncio.wait(pending)
+
+    async def _stop_or_abort(self, owner: Owner, id: bytes, key: bytes, exchange: Exchange | None) -> int:
+        status = await self._stop_at(owner, id, key)
+        if status != 204 and exchange is not None:  # an upstream without resumable streams
+            exchange.abort(_REPLACED)
+        return status
 
     async def _stop_at(self, owner: Owner, id: bytes, key: bytes) -> int:
         """Stop a stream at its owner; return the status of the response, 0 if there is none."""
@@ -171,22 +231,32 @@ class StreamProxy(Generic[Owner]):
         claim = self._claims.get(requests.named_id(request))
         if claim is None:
             raise not_found()
+        if claim.waits:
+            raise ApiError("unavailable_error", "Stream owner model is loading, retry later", retry_after=1)
         upstream = None if claim.owner is None else self._upstream_of(claim.owner)
         if upstream is None:
-            if claim.waits:
-                raise ApiError("unavailable_error", "Stream owner model is loading, retry later", retry_after=1)
             raise not_found()
         return _ForwardedStream(upstream, forward_key=self._forward_key)
 
     async def _stop(self, request: Request) -> App:
         id = requests.named_id(request)
-        claim = self._claims.pop(id, None)
-        if claim is not None:
-            exchange = claim.exchange
-            if exchange is not None:
-                exchange.stop()
-            status = 0 if claim.owner is None else await self._stop_at(claim.owner, id, self._key_of(request.scope))
-            if status != 204 and exchange is not None:  # an upstream without resumable streams
+        claim = self._claims.get(id)
+        if claim is None:
+            return requests.stopped()
+        key, owner, exchange = self._key_of(request.scope), claim.owner, claim.exchange
+        has_key = claim.has_key(key)
+        if claim.waits and not has_key:
+            raise ApiError("authentication_error", "only the key of a request can stop it before its answer begins")
+        if exchange is not None and has_key:
+            exchange.stop()  # at once: it might be sent while its owner stops an earlier attempt
+        status = 0 if owner is None else await asyncio.shield(self.stop_soon(owner, id, key))
+        if status in (401, 403):
+            raise ApiError("authentication_error", "the stream's owner does not accept the API key", status=status)
+        if self._claims.get(id) is claim:
+            del self._claims[id]
+        if exchange is not None:
+            exchange.stop()
+            if status != 204:  # an upstream without resumable streams
                 exchange.abort("a client stopped the answer")
         return requests.stopped()
 
@@ -196,30 +266,36 @@ class StreamProxy(Generic[Owner]):
         except ApiError:
             ids = []  # as llama-server's router, unlike its server
         waiting: list[Any] = []
-        by_owner: dict[Owner, list[str]] = {}
+        by_owner: dict[Owner, list[StreamClaim[Owner]]] = {}
         for id in ids:
             claim = self._claims.get(id)
             if claim is not None and claim.waits:
                 waiting.append(stream_state(id, started_at=claim.started_at))
             elif claim is not None and claim.owner is not None:
-                by_owner.setdefault(claim.owner, []).append(id.decode())
+                by_owner.setdefault(claim.owner, []).append(claim)
         key = self._key_of(request.scope)
         found = await asyncio.gather(*(self._look_up_at(owner, own, key) for owner, own in by_owner.items()))
         return json_response(orjson.dumps([*waiting, *(state for states in found for state in states)]))
 
-    async def _look_up_at(self, owner: Owner, ids: list[str], key: bytes) -> list[Any]:
+    async def _look_up_at(self, owner: Owner, claims: list[StreamClaim[Owner]], key: bytes) -> list[Any]:
+        """Return the states of streams at their owner. A request that it is about to begin has no bytes."""
         upstream = self._upstream_of(owner)
         if upstream is None:
             return []
-        body = orjson.dumps({"conversation_ids": ids})
+        body = orjson.dumps({"conversation_ids": [claim.id.decode() for claim in claims]})
         try:
             status, answer = await call(
                 upstream.pool, "POST", requests.LOOKUP, body, timeout=_SECONDS, key=upstream.key or key
             )
-            states = orjson.loads(answer) if status == 200 else []
+            found = orjson.loads(answer) if status == 200 else None
         except (UpstreamLost, TimeoutError, ValueError):
             return []
-        return [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+        if not isinstance(found, list):
+            return []
+        states = [state for state in found if isinstance(state, dict)]
+        ids = {state.get("conversation_id") for state in states}
+        running = (claim for claim in claims if claim.exchange is not None and claim.id.decode() not in ids)
+        return [*states, *(stream_state(claim.id, started_at=claim.started_at) for claim in running)]
 
 
 class _ForwardedStream:
