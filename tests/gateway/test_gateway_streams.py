@@ -190,6 +190,12 @@ def test_the_client_s_key_stops_streams(two: Callable[..., Two]) -> None:
     with ask(gateway, headers=b"Authorization: Bearer secret\r\n") as sock:
         read_some(sock)
     name = owner(gateway)
+    claim = gateway.server.gateway.streams._claims[b"c"]
+    with gateway.http.stream("GET", "/v1/stream", params=ID) as reader:
+        parts = reader.iter_raw()  # dropping it closes the connection
+        next(parts)
+        assert claim.n_readers == 1
+    until(lambda: not claim.n_readers)
     del gateway.http.headers["authorization"]
     assert gateway.http.delete("/v1/stream", params=ID).status_code == 401
     with ask(gateway) as sock:

@@ -334,3 +334,30 @@ def test_a_request_is_stopped_while_it_connects(monkeypatch: pytest.MonkeyPatch)
         assert not pool.sent and not exchange.sent
 
     asyncio.run(work())
+
+
+def test_an_answer_is_read_to_its_end_while_a_client_follows_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "MOST_UNREAD", 10)
+
+    async def work(owners: Owners) -> None:
+        async def receive() -> Any:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None: ...
+
+        claim = claim_of(owners)
+        pool = SlowPool()
+        async with Exchange({STREAM_CLAIM: claim}, receive, send, b"", forward_key=False) as exchange:
+            connection = exchange._connection = cast(Any, SlowConnection(pool))
+            while not exchange._is_client_gone:
+                await asyncio.sleep(0)
+            claim.n_readers = 1
+            for _ in range(5):
+                await exchange._pass_on(b"x" * 8)
+            claim.n_readers = 0
+            await exchange._pass_on(b"x" * 8)
+            assert not connection.hung_up
+            await exchange._pass_on(b"x" * 8)
+            assert connection.hung_up and exchange.disconnected
+
+    run(work)

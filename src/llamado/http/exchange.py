@@ -63,7 +63,7 @@ _DROPPED_WITH_KEYS = _DROPPED | _KEYS
 
 
 MOST_UNREAD = 1 << 22
-"""Most bytes that are read for a client that is gone; upstreams keep as many for it."""
+"""Most bytes that are read while no client reads the stream; upstreams keep as many."""
 _LONGEST_EVENT = 1 << 20
 """Most bytes of an incomplete event that are buffered."""
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')
@@ -140,6 +140,9 @@ def _end_of_events(part: bytes) -> int:
 class StreamClaim(Protocol):
     """A request for a stream that the upstream keeps for clients that come back."""
 
+    n_readers: int
+    """Other clients that read the stream."""
+
     @property
     def outlives_client(self) -> bool:
         """True if the request goes on when its client disconnects."""
@@ -176,7 +179,7 @@ class Exchange:
         self._claim: StreamClaim | None = scope.get(STREAM_CLAIM)
         self._waiting = self._is_client_gone = False
         self._n_unread = 0
-        """Bytes that have come since the client disconnected."""
+        """Bytes that have come since the last client left."""
         self._stream = self._lines = False
         self._path = ""
         self._held = b""
@@ -358,7 +361,7 @@ class Exchange:
             part, self._held = part[: end or None], part[end:] if end else b""
             self._last = part
         if self._is_client_gone:
-            self._n_unread += len(part)
+            self._n_unread = 0 if self._claim is not None and self._claim.n_readers else self._n_unread + len(part)
             if self._n_unread > MOST_UNREAD and self._connection is not None:
                 self.disconnected = True
                 self._connection.hang_up("the client disconnected long ago")

@@ -53,6 +53,8 @@ class StreamClaim(Generic[Owner]):
         """The client's key while the request runs."""
         self.started_at = int(time.time())
         self.exchange: Exchange | None = None
+        self.n_readers = 0
+        """Clients that read the stream by GET."""
         self.is_provisional = False
         """True if the conversation belongs to a request with another key until the owner accepts this one."""
         self.status = 0
@@ -236,7 +238,7 @@ class StreamProxy(Generic[Owner]):
         upstream = None if claim.owner is None else self._upstream_of(claim.owner)
         if upstream is None:
             raise not_found()
-        return _ForwardedStream(upstream, forward_key=self._forward_key)
+        return _ForwardedStream(claim, upstream, forward_key=self._forward_key)
 
     async def _stop(self, request: Request) -> App:
         id = requests.named_id(request)
@@ -301,11 +303,19 @@ class StreamProxy(Generic[Owner]):
 class _ForwardedStream:
     """A response that forwards a GET to the owner of a stream. It does not count as use of the owner."""
 
-    def __init__(self, upstream: Upstream, *, forward_key: bool) -> None:
+    def __init__(self, claim: StreamClaim[Any], upstream: Upstream, *, forward_key: bool) -> None:
+        self._claim = claim
         self._upstream = upstream
         self._forward_key = forward_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._claim.n_readers += 1
+        try:
+            await self._forward(scope, receive, send)
+        finally:
+            self._claim.n_readers -= 1
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, query = scope["raw_path"], scope["query_string"]
         async with Exchange(scope, receive, send, b"", forward_key=self._forward_key) as exchange:
             try:
