@@ -186,6 +186,39 @@ def test_there_is_a_limit_for_all_streams_together() -> None:
     run(work())
 
 
+def test_each_stream_has_its_share_of_the_bytes() -> None:
+    """Running streams that use all bytes do not cut off the client of another one."""
+
+    async def work() -> None:
+        streams = StreamRegistry(most_streams=4, most_bytes=100, stream_bytes=60)
+        for name in (b"a", b"b"):
+            streams.append(opened(streams, name), b"x" * 60)
+        late = opened(streams, b"late")
+        streams.append(late, b"0123456789" * 2)
+        assert await late.read(0) == b"0123456789" * 2
+        streams.append(late, b"x" * 10)
+        assert late.size == 25
+
+    run(work())
+
+
+def test_ended_streams_without_readers_make_room_first() -> None:
+    """A slow client gets the end of its answer."""
+
+    async def work() -> None:
+        streams = StreamRegistry(most_streams=3)
+        slow, left, other = (opened(streams, name) for name in (b"slow", b"left", b"other"))
+        for stream in (slow, left, other):
+            streams.finish(stream)
+        streams.leave(left)
+        opened(streams, b"new")
+        assert streams.find(b"slow") is slow and streams.find(b"left") is None
+        opened(streams, b"newer")
+        assert streams.find(b"slow") is None
+
+    run(work())
+
+
 def test_the_number_of_streams_is_limited() -> None:
     """Ended streams make room, running ones do not: their clients would lose an answer that another client started."""
 

@@ -199,6 +199,16 @@ def test_all_apis_have_resumable_streams(path: str, body: dict[str, Any]) -> Non
         assert again.headers["content-type"] == response.headers["content-type"]
 
 
+def test_a_reader_that_comes_before_the_first_token_gets_the_type() -> None:
+    with gated() as (wire, engine, http):
+        body = {"model": "fake", "messages": BODY["messages"]}
+        with post(wire.address, path="/api/chat", body=body):
+            until(lambda: state(http))
+            with http.stream("GET", "/v1/stream", params={"conv_id": "c"}) as reader:
+                assert reader.headers["content-type"] == "application/x-ndjson"
+            engine.allow()
+
+
 def test_rejected_requests() -> None:
     """llama-server's statuses and messages."""
     with gated(allowed=10_000) as (wire, _, http):

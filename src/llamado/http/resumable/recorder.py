@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from llamado.http.answer import App, Receive, Scope, Send, error_response
 from llamado.http.connections import ABORT
-from llamado.http.errors import ApiError
+from llamado.http.errors import OLLAMA, ApiError
 from llamado.http.resumable.buffer import StreamBuffer, StreamLost
 from llamado.http.resumable.registry import StreamRegistry
 from llamado.http.resumable.requests import requested_id, stopped_before_start
@@ -35,8 +35,8 @@ class StreamRecorder:
         self._stream = stream
         self._scope = scope
         self._send_to_client = send
-        self._guard = disconnected(receive, self._on_disconnect)
-        self._is_used = self._is_complete = self._is_error = False
+        self._guard = disconnected(receive, self._leave)
+        self._is_used = self._is_complete = self._is_error = self._has_left = False
         self._reader: asyncio.Task[None] | None = None
 
     async def receive(self) -> dict[str, Any]:
@@ -80,9 +80,13 @@ class StreamRecorder:
                 self._reader.cancel()
             if self._is_used:
                 self._guard.__exit__()
+            self._leave()
 
-    def _on_disconnect(self) -> None:
-        self._streams.leave(self._stream)
+    def _leave(self) -> None:
+        """Count the client as gone; only once."""
+        if not self._has_left:
+            self._has_left = True
+            self._streams.leave(self._stream)
 
 
 class ResumedStream(Response):
@@ -149,6 +153,8 @@ class RecordedRequests:
         if stream is None:
             await self._app(scope, receive, send)
             return
+        if scope["path"] in OLLAMA:
+            stream.media_type = "application/x-ndjson"
         recorder = scope[_RECORDER] = StreamRecorder(self._streams, stream, scope, receive, send)
         try:
             await self._app(scope, receive, send)

@@ -53,7 +53,7 @@ class StreamRegistry:
             if not self._finished:
                 log.warning("resumable streams: %d are being written; this one cannot be resumed", len(self._streams))
                 return None
-            self.discard(next(iter(self._finished)))
+            self._discard_finished()
         stream = self._streams[id] = StreamBuffer(id)
         return stream
 
@@ -64,15 +64,17 @@ class StreamRegistry:
     def append(self, stream: StreamBuffer, data: bytes) -> None:
         """Write to a stream. Drops ended streams, then the oldest bytes of this one, if there are too many bytes.
 
+        Each stream may have its share of the bytes of all, or a client that reads it could not get the next ones.
         Stops a stream without readers whose bytes have been lost for all of them, or it might be generated forever.
         """
         if self._streams.get(stream.id) is not stream:
             return
         wanted = min(stream.size + len(data), self._stream_bytes)
         while self._n_bytes - stream.size + wanted > self._most_bytes and self._finished:
-            self.discard(next(iter(self._finished)))
+            self._discard_finished()
         others = self._n_bytes - stream.size
-        stream.append(data, min(self._stream_bytes, self._most_bytes - others))
+        limit = max(self._most_bytes - others, self._most_bytes // self._most_streams)
+        stream.append(data, min(self._stream_bytes, limit))
         self._n_bytes = others + stream.size
         if not stream.n_readers and stream.first > stream.left_at:
             log.info("resumable streams: one was stopped, because no client can get the rest any more")
@@ -100,6 +102,11 @@ class StreamRegistry:
             self._finished.pop(stream, None)
         stream.finish()
         stream.release()
+
+    def _discard_finished(self) -> None:
+        """Drop the oldest ended stream; one that a client still reads only if there is no other."""
+        unread = (stream for stream in self._finished if not stream.n_readers)
+        self.discard(next(unread, None) or next(iter(self._finished)))
 
     def leave(self, stream: StreamBuffer) -> None:
         """Count a reader that left. During shutdown a stream without readers ends: no client can come back for it."""
