@@ -73,6 +73,29 @@ jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
 number = int.from_bytes(bytes(range(64))[found.ctypes.data % 8 * 8 :][:8], "little")
 assert found.tobytes() == ((np.arange(8) * 0.1).astype(np.float32) * np.float32(number)).tobytes()
 """,
+    "a kernel that calls the C library": """
+import sys
+
+import numpy as np
+
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.kernel import Kernel
+from llamado.devices.simd import I32
+
+
+def trace(c, a, work):
+    c.store(a.x, c.intrinsic("getpid", I32, []))
+
+
+jit, kernel = Jit(folder=Path(sys.argv[1])), Kernel("process", ("x",), trace)
+found = np.zeros(1, np.int32)
+fields, counters = np.array([found.ctypes.data], np.int64), np.zeros(8, np.int64)
+jit.cache.write(symbol := jit.cache.symbol(kernel, {}), jit.compile(kernel, symbol, {}))
+fill()
+jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
+
+assert found[0] == libc.getpid()
+""",
     "a CPU that converts no halves": """
 from llamado.devices.cpu import jit
 from llamado.devices.cpu.lowerings.host import processor

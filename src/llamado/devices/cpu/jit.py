@@ -37,6 +37,8 @@ _CONSTANTS = re.compile(r"^\t\.section\t\.rodata.*$", re.M)
 """Directives of ELF assembly that begin a section of constants."""
 _FRAMES = re.compile(r"^\t\.cfi_.*\n", re.M)
 """Directives about stack frames, which only debuggers and exceptions use."""
+_CALLS = re.compile(r"^\t(call|jmp)q?\t(\w+)@PLT\b", re.M)
+"""Instructions of x86-64 that call a function of the C library."""
 _ESCAPED = '"\\\n\t'
 """Characters of assembly that a string of LLVM's language holds as numbers."""
 
@@ -194,10 +196,12 @@ class Jit:
 
         Sections refer to each other by distances of 31 bits. LLVM's loader may put those of one object farther apart,
         and then ends the process: where large buffers and mapped files leave only small gaps near the sections before.
+        It would also add a section with addresses of the C library's functions; they stand in the instructions instead.
         """
         if not re.match(r"x86_64-.*linux", self._triple):
             return bytes(self._machine.emit_object(module))
         text = _CONSTANTS.sub(".text", _FRAMES.sub("", str(self._machine.emit_assembly(module))))
+        text = _CALLS.sub(r"\tmovabsq\t$\2, %r11\n\t\1q\t*%r11", text)
         escaped = "".join(f"\\{byte:02X}" if chr(byte) in _ESCAPED else chr(byte) for byte in text.encode())
         whole = self._llvm.parse_assembly(f'target triple = "{self._triple}"\nmodule asm "{escaped}"\n')
         return bytes(self._machine.emit_object(whole))
