@@ -172,7 +172,7 @@ def gemma3_path() -> Path:
 def peer_bin() -> Iterator[Path]:
     """Folder of the real llama.cpp's programs; skips the test if they are not installed.
 
-    They repack no weights: on those that they repack, for AMX above all, they compute with other roundings.
+    They do not repack weights: llama.cpp rounds differently on repacked ones, above all with AMX.
     """
     folder = peer_programs()
     if folder is None:

@@ -1,5 +1,5 @@
 # Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last lines name the tests and the
-# steps that failed, with the reason of each: where only the end of a long output is kept, it is enough.
+# steps that failed, with the reason of each, because CI may keep only the end of a long output.
 #
 # What takes long to make is kept in the user's cache folder: the compiled llama.cpp (LLAMADO_PEER_HOME, default
 # ~/.cache/llamado-peer), models and kernels (LLAMADO_CACHE, default ~/.cache/llamado).

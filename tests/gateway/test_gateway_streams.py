@@ -85,7 +85,7 @@ def test_a_replica_answers_on_without_its_client(two: Callable[..., Two]) -> Non
 
 @pytest.mark.slow
 def test_streams_are_stopped_and_replaced(two: Callable[..., Two]) -> None:
-    """Also by a request that another replica gets."""
+    """A request with the same id replaces the stream, even if another replica gets it."""
     wires, engines, gateway = two()
     with ask(gateway) as sock:
         read_some(sock)
@@ -152,7 +152,7 @@ def test_a_request_that_waits_for_a_replica_can_be_stopped(two: Callable[..., Tw
 
 @pytest.mark.slow
 def test_a_detached_answer_is_charged(two: Callable[..., Two]) -> None:
-    """All of its tokens, when it ends: a client cannot save them by leaving and reading the stream."""
+    """The key is charged for all tokens at the end, although the client left and read the stream by GET."""
     keys = (KeyOptions(name="k", key="secret", tokens_per_day=10_000),)
     _, engines, gateway = two(keys=keys)
     with ask(gateway, headers=b"Authorization: Bearer secret\r\n") as sock:

@@ -29,7 +29,7 @@ class Owners:
         self.states: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.gate: asyncio.Event | None = None
-        """Stops wait for it."""
+        """Responses to DELETE wait for this event."""
         self.proxy: StreamProxy[str] = StreamProxy(lambda owner: Upstream(cast(Pool, owner)), forward_key=True)
         monkeypatch.setattr(proxy_module, "call", self._call)
         monkeypatch.setattr(proxy_module.requests, "looked_up_ids", self._looked_up_ids)
@@ -162,7 +162,7 @@ def test_a_request_with_another_key_replaces_an_answer_once_it_is_accepted(run: 
 
 
 def test_a_request_that_waits_is_stopped_with_its_own_key(run: Run) -> None:
-    """No owner can check another key."""
+    """A waiting request has no owner yet, which alone could check another key."""
 
     async def work(owners: Owners) -> None:
         waiting = begin(owners, b"k")
@@ -177,7 +177,7 @@ def test_a_request_that_waits_is_stopped_with_its_own_key(run: Run) -> None:
 
 
 def test_a_stop_comes_before_the_next_attempt(run: Run) -> None:
-    """The request might otherwise be sent again while its owner responds to the stop."""
+    """Otherwise the request could be sent again while its owner handles the stop."""
 
     async def work(owners: Owners) -> None:
         owners.gate = asyncio.Event()
@@ -266,7 +266,7 @@ def test_an_owner_without_resumable_streams_loses_its_client(run: Run, owner: st
 
 
 def test_lookups_have_requests_without_a_stream(run: Run) -> None:
-    """Those that wait, also if an earlier stream has ended at the owner, and those that their owner is to begin."""
+    """Lookups list requests that wait or were just sent, even if an earlier stream of the id has ended."""
 
     async def work(owners: Owners) -> None:
         earlier = begin(owners, owner="a").send("a", 200)
@@ -282,7 +282,7 @@ def test_lookups_have_requests_without_a_stream(run: Run) -> None:
 
 
 class SlowPool(Pool):
-    """A pool whose connections take until `go`."""
+    """A pool that connects once `go` is set."""
 
     def __init__(self) -> None:
         super().__init__(UpstreamAddress())

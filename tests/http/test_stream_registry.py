@@ -138,7 +138,7 @@ def test_a_stream_that_no_client_can_resume_is_stopped() -> None:
 
 
 def test_an_earlier_writer_does_not_touch_the_new_stream() -> None:
-    """It notices the stop late. Its stream has no readers, and has dropped bytes."""
+    """The writer of the replaced stream notices the stop late. That stream has no readers and has dropped bytes."""
 
     async def work() -> None:
         streams = StreamRegistry()
@@ -203,7 +203,7 @@ def test_each_stream_has_its_share_of_the_bytes() -> None:
 
 
 def test_ended_streams_without_readers_make_room_first() -> None:
-    """A slow client gets the end of its answer."""
+    """A slow client still gets the end of its answer."""
 
     async def work() -> None:
         streams = StreamRegistry(most_streams=3)

@@ -189,7 +189,10 @@ def computing(page: Page) -> Iterator[list[float]]:
 
 @contextmanager
 def calling(page: Page) -> Iterator[list[int]]:
-    """Count the functions that the page calls inside the `with`, on any machine the same; the list gets the number."""
+    """Count the function calls of the page inside the `with`; the list is filled at its end.
+
+    Unlike times, they do not depend on the machine.
+    """
     session = page.context.new_cdp_session(page)
     session.send("Profiler.enable")
     session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})

@@ -26,7 +26,7 @@ def test_a_long_chat_takes_no_more_work(page: Page) -> None:
         page.get_by_label("Message", exact=True).wait_for()
         short, long = (_work(page, engine, n) for n in (2, 300))
     keys, keys_with_draft, answer = zip(short, long, strict=True)
-    # Drawing all messages again would take a hundred times as much.
+    # Drawing all messages again for each key takes 17 times as many calls.
     assert keys[1] < 2 * keys[0] and keys_with_draft[1] < 2 * keys_with_draft[0]
     # The number of frames that show parts of an answer depends on the machine.
     assert answer[1] < 3 * answer[0]

@@ -212,7 +212,7 @@ def test_one_of_several_tabs_resumes_the_answer(
 
 
 def test_a_lost_connection_is_resumed(page: Page, engine: ScriptedEngine, gate: Gate) -> None:
-    """After some text, and before the first."""
+    """The connection is lost after some text, or before the first."""
     page.expected_errors.append("net::ERR_")  # type: ignore[attr-defined]
     with scripted_server(engine) as address:
         relay = Relay(address)
@@ -234,7 +234,7 @@ def test_a_lost_connection_is_resumed(page: Page, engine: ScriptedEngine, gate: 
 
 
 def test_stop_ends_the_generation(chat: Page, engine: ScriptedEngine, gate: Gate) -> None:
-    """In the tab that requested the answer, and after a reload."""
+    """*Stop* works in the tab that requested the answer, and after a reload."""
     for n in (1, 2):
         send(chat, "Go")
         begun(chat, n=n)
@@ -382,7 +382,7 @@ def test_without_a_stream_the_answer_stays_interrupted(chat: Page, engine: Scrip
 def test_the_stream_of_an_answer_that_has_changed_is_stopped(
     chat: Page, engine: ScriptedEngine, gate: Gate, context: BrowserContext
 ) -> None:
-    """Another device has written it again, for example."""
+    """For example, another device has written the message again."""
     send(chat, "Go")
     begun(chat)
     address = chat.url
@@ -486,7 +486,7 @@ def test_a_server_without_streams_gets_no_further_requests(chat: Page, engine: S
 def test_without_locks_only_the_tab_itself_resumes_its_answer(
     page: Page, engine: ScriptedEngine, gate: Gate, context: BrowserContext
 ) -> None:
-    """A copy of the tab has its storage."""
+    """A duplicated tab gets a copy of the storage, and must not resume the answer."""
     context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });")
     with scripted_server(engine) as address:
         page.goto(address)

@@ -42,7 +42,7 @@ def states(router: Running, prefix: str = "") -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_model_answers_on_without_its_client(start_router: Start, tmp_path: Path) -> None:
-    """It stays loaded until the answer ends, for readers too that come meanwhile."""
+    """The model stays loaded until the answer ends; clients can read the stream meanwhile."""
     router = start_router(config({"a": streaming(tmp_path / "go", ttl=1), "b": streaming(tmp_path / "go")}))
     with ask(router, "a") as sock:
         read_some(sock)
@@ -64,7 +64,7 @@ def test_a_model_answers_on_without_its_client(start_router: Start, tmp_path: Pa
 
 @pytest.mark.slow
 def test_streams_are_stopped_and_replaced(start_router: Start, tmp_path: Path) -> None:
-    """Also by a request to another model."""
+    """A request with the same id replaces the stream, even if it is for another model."""
     router = start_router(config({"a": streaming(tmp_path / "go"), "b": streaming(tmp_path / "go-b")}))
     with ask(router, "a") as sock:
         read_some(sock)
@@ -124,7 +124,7 @@ def test_a_stream_ends_with_its_process(start_router: Start, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_models_without_resumable_streams(start_router: Start, tmp_path: Path) -> None:
-    """A stop closes the connection to the model, which is all that such a model understands."""
+    """DELETE closes the connection to the model, which has no other way to stop an answer."""
     router = start_router(config({"a": fake("A")}))
     (tmp_path / "seen").write_bytes(b"")
 

@@ -47,7 +47,7 @@ def is_done(http: httpx.Client, id: str = "c") -> bool:
 
 
 def test_an_answer_goes_on_without_its_client() -> None:
-    """After the first tokens, and before: the client that comes back gets every byte once."""
+    """The client leaves after or before the first token, comes back, and gets every byte once."""
     with gated(allowed=3) as (wire, engine, http):
         with post(wire.address) as sock:
             read_some(sock)
@@ -88,7 +88,7 @@ def test_a_client_without_the_header_cancels_by_leaving() -> None:
 
 
 def test_readers_follow_a_running_stream() -> None:
-    """Two at once, one of which leaves."""
+    """Two clients read at once, and one of them leaves."""
     with gated(allowed=2) as (wire, engine, http), post(wire.address) as sock:
         read_some(sock)
         bodies: list[bytes] = []
@@ -154,7 +154,7 @@ def test_a_new_request_replaces_the_stream() -> None:
 
 
 def test_errors_before_the_first_event_keep_no_stream() -> None:
-    """A body that is rejected, and an engine that fails at once. After the first event the error is an event."""
+    """The body is rejected, or the engine fails at once. After the first event the error is an event."""
     with gated(allowed=10_000) as (_, engine, http):
         headers = {"x-conversation-id": "c"}
         bad = http.post(CHAT, json={"stream": True}, headers=headers)
@@ -312,7 +312,7 @@ def test_one_request_counts_once_at_its_end(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_shutdown_waits_for_no_detached_answer() -> None:
-    """It waits for answers with a client, as before."""
+    """A shutdown still waits for answers that a client reads."""
     with gated(allowed=3) as (wire, engine, _), post(wire.address, b"read") as read, contextlib.ExitStack() as stack:
         read_some(read)
         left = stack.enter_context(post(wire.address, b"left"))

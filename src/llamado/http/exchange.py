@@ -36,7 +36,7 @@ OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embe
 """Ollama's model endpoints; a model name may carry a tag there."""
 
 CONVERSATION = b"x-conversation-id"
-"""The header that asks for a resumable stream. It is passed on only with STREAM_CLAIM."""
+"""The header that asks for a resumable stream. It is forwarded only if the scope has STREAM_CLAIM."""
 STREAM_CLAIM = "llamado.stream_claim"
 """Key of a scope: the StreamClaim of a request for a resumable stream."""
 
@@ -63,7 +63,7 @@ _DROPPED_WITH_KEYS = _DROPPED | _KEYS
 
 
 MOST_UNREAD = 1 << 22
-"""Most bytes that are read while no client reads the stream; upstreams keep as many."""
+"""Most bytes that are received while no client reads the stream. Upstreams keep as many."""
 _LONGEST_EVENT = 1 << 20
 """Most bytes of an incomplete event that are buffered."""
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')

@@ -75,7 +75,7 @@ class StreamBuffer:
         self.finish()
 
     def release(self) -> None:
-        """Drop all but the part that readers are about to get: the stream cannot be found any more."""
+        """Drop all but the last part, which readers may still get. Called once no client can find the stream."""
         self.shrink(_PART)
 
     async def wait_for_stop(self) -> None:

@@ -64,8 +64,8 @@ class StreamRegistry:
     def append(self, stream: StreamBuffer, data: bytes) -> None:
         """Write to a stream. Drops ended streams, then the oldest bytes of this one, if there are too many bytes.
 
-        Each stream may have its share of the bytes of all, or a client that reads it could not get the next ones.
-        Stops a stream without readers whose bytes have been lost for all of them, or it might be generated forever.
+        Each stream keeps at least its share of all bytes, so that its reader can get the next ones. A stream is stopped
+        once it has dropped bytes written after its last reader left: no client can resume it.
         """
         if self._streams.get(stream.id) is not stream:
             return

@@ -20,12 +20,12 @@ STREAM, LOOKUP = "/v1/stream", "/v1/streams/lookup"
 PATHS = frozenset({STREAM, LOOKUP})
 
 RESUMABLE_POSTS = frozenset(
-    """
-    /completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses
-    /v1/messages /infill /api/chat /api/generate
-    /audio/transcriptions /v1/audio/transcriptions /audio/translations /v1/audio/translations
-    """.split()  # noqa: SIM905
-)
+    {
+        "/completion", "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions", "/responses",
+        "/v1/responses", "/v1/messages", "/infill", "/api/chat", "/api/generate", "/audio/transcriptions",
+        "/v1/audio/transcriptions", "/audio/translations", "/v1/audio/translations",
+    }
+)  # fmt: skip
 """Paths whose streams can be resumed."""
 
 LONGEST_ID = 2048  # bytes
