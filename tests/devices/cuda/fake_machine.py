@@ -18,6 +18,9 @@ from cuda.fake_libcuda import FakeCard, FakeLibrary
 from llamado.devices.cuda import driver, jit
 from llamado.devices.cuda.lowerings.emulated import EmulatedImages
 
+IMAGES = EmulatedImages()
+"""Kernels that were recorded for any card of this process."""
+
 _DRIVER = driver.Driver
 
 Replace = Callable[[Any, str, Any], None]
@@ -34,7 +37,7 @@ def install(*cards: FakeCard, replace: Replace = setattr) -> FakeLibrary:
     """Make fake cards the cards of this process. `replace`: sets an attribute, as `monkeypatch.setattr` does."""
     library = FakeLibrary(run, cards)
     replace(driver, "Driver", lambda: _DRIVER(library))
-    replace(jit, "PtxImages", lambda card: EmulatedImages())
+    replace(jit, "PtxImages", lambda card: IMAGES)
     return library
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -33,6 +34,7 @@ _DTYPES: dict[str, Any] = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64, "s32": np.int32,
 }  # fmt: skip
+_WORD = np.dtype(np.int32)
 _UNSIGNED: dict[Any, Any] = {np.dtype(f"i{n}"): np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 
 
@@ -199,15 +201,14 @@ class EmulatedCode(SimtCode):
     def load(self, type_: Type, address: Register, align: int = 0) -> Register:
         ref, space, dtype = address.ref, address.type, np.dtype(_DTYPES[type_.elem])
         alignment = align or dtype.itemsize
-        return self.emit(type_, lambda m: m.space(space).read(m, m.registers[ref], dtype, alignment))
+        return self.emit(type_, lambda m: m.space(space).read(m, m.registers[ref], dtype, alignment)[0])
 
     def load_words(self, address: Register, n: int) -> list[Register]:
         ref, space, outs = address.ref, address.type, [self.new() for _ in range(n)]
 
         def run(m: _Run) -> None:
-            for i, out in enumerate(outs):
-                at = m.registers[ref] + 4 * i
-                m.registers[out] = m.space(space).read(m, at, np.dtype(np.int32), 4 if i else 4 * n)
+            for out, word in zip(outs, m.space(space).read(m, m.registers[ref], _WORD, 4 * n, n), strict=True):
+                m.registers[out] = word
 
         self.steps.append(run)
         return [Register(self, I32, out) for out in outs]
@@ -215,14 +216,13 @@ class EmulatedCode(SimtCode):
     def store(self, address: Register, value: Register, align: int = 0) -> None:
         ref, source, space = address.ref, value.ref, address.type
         alignment = align or value.type.bytes
-        self.steps.append(lambda m: m.space(space).write(m, m.registers[ref], m.registers[source], alignment))
+        self.steps.append(lambda m: m.space(space).write(m, m.registers[ref], [m.registers[source]], alignment))
 
     def store_words(self, address: Register, words: Sequence[Register]) -> None:
         ref, sources, space = address.ref, [word.ref for word in words], address.type
 
         def run(m: _Run) -> None:
-            for i, source in enumerate(sources):
-                m.space(space).write(m, m.registers[ref] + 4 * i, m.registers[source], 4 if i else 4 * len(sources))
+            m.space(space).write(m, m.registers[ref], [m.registers[source] for source in sources], 4 * len(sources))
 
         self.steps.append(run)
 
@@ -253,10 +253,8 @@ class EmulatedCode(SimtCode):
         to_ref, source_ref = to.ref, source.ref
 
         def run(m: _Run) -> None:
-            dtype = np.dtype(np.int64)
-            for half in (0, 8):
-                value = m.space(I64).read(m, m.registers[source_ref] + half, dtype, 16 - half)
-                m.space(S32).write(m, m.registers[to_ref] + half, value, 16 - half, asynchronous=True)
+            words = m.space(I64).read(m, m.registers[source_ref], _WORD, 16, 4)
+            m.space(S32).write(m, m.registers[to_ref], words, 16, asynchronous=True)
 
         self.steps.append(run)
 
@@ -295,8 +293,8 @@ class EmulatedCode(SimtCode):
 
         def shuffled(m: _Run) -> Array:
             m.require_together(width)
-            first = m.number // width * width
-            found: Array = m.all(m.registers[ref])[first + (m.registers[chosen] & (width - 1))]
+            first = m.number & -width
+            found: Array = m.all(m.registers[ref]).take(first + (m.registers[chosen] & (width - 1)))
             return found
 
         return self.emit(v.type, shuffled)
@@ -306,7 +304,7 @@ class EmulatedCode(SimtCode):
 
         def shuffled(m: _Run) -> Array:
             m.require_together(width)
-            found: Array = m.all(m.registers[ref])[m.number ^ mask]
+            found: Array = m.all(m.registers[ref]).take(m.number ^ mask)
             return found
 
         return self.emit(v.type, shuffled)
@@ -334,11 +332,7 @@ class EmulatedCode(SimtCode):
 
         def run(m: _Run) -> None:
             m.require_together(WARP)
-            shared = m.space(S32)
-            words = [
-                m.all(shared.read(m, m.registers[ref] + 4 * i, np.dtype(np.int32), 4 if i else 16)) for i in range(4)
-            ]
-            rows = np.stack(words, axis=1).reshape(-1, WARP, 4)
+            rows = np.stack(m.space(S32).read(m, m.registers[ref], _WORD, 16, 4), axis=1).reshape(-1, WARP, 4)
             lane = np.arange(WARP)
             for i, out in enumerate(outs):
                 m.registers[out] = np.ascontiguousarray(rows[:, 8 * i + lane // 4, lane % 4]).reshape(-1)
@@ -399,7 +393,8 @@ class EmulatedCode(SimtCode):
             while m.restrict(outer, None):
                 for one in body:
                     one(m)
-                    if not m.any_active():
+                    if m.all_left:
+                        m.all_left = False
                         break
             m.left.pop()
             m.restore(outer)
@@ -414,6 +409,7 @@ class EmulatedCode(SimtCode):
                 if name is loop:
                     left |= m.active() & m.registers[ref]
             m.restore(m.mask)
+            m.all_left = not m.any_active()
 
         self.steps.append(run)
 
@@ -489,17 +485,23 @@ class _Run:
         self.block = (of_thread % grid[0]).astype(np.int32), (of_thread // grid[0]).astype(np.int32)
         self.mask: Array | None = None
         self.left: list[tuple[object, Array]] = []
+        self.all_left = False
+        """True once the last thread has left the innermost loop."""
         self.watch = watch
         self.first = int(blocks[0]) * threads
         """Number of the first thread in the launch."""
-        self.epochs = {width: np.zeros(self.n_threads, np.int32) for width in (0, WARP, 8)}
+        self.stamps = np.zeros((self.n_threads, 4), np.int32)
+        """For each thread −1 − its number in the launch, and how often it waited for its block, its warp and its group:
+        `_Accesses` has such rows.
+        """
+        self.stamps[:, 0] = ~(self.number + self.first)
         self.groups = 1
         """The group of asynchronous copies that is open, and the last one that is finished."""
         self.finished = 0
         self._tables = np.zeros(0, np.uint8)
         self._global = _Space(self, memory.bytes, memory.base, memory.valid, None)
         own = np.full(len(blocks) * _aligned(shared_bytes), 0xCD, np.uint8)
-        self._shared = _Space(self, own, 0, None, shared_bytes)
+        self._shared = _Space(self, own, 0, memory.valid, shared_bytes)
 
     def space(self, type_: Type) -> _Space:
         return self._shared if type_ == S32 else self._global
@@ -518,13 +520,13 @@ class _Run:
     # --- masks -------------------------------------------------------------------------------------------------------
     def all(self, value: Array) -> Array:
         """A register of all threads, also if it is the same in all."""
-        return np.broadcast_to(value, (self.n_threads,))
+        return value if len(value) == self.n_threads else value.repeat(self.n_threads)
 
     def active(self) -> Array:
         return np.ones(self.n_threads, np.bool_) if self.mask is None else self.mask
 
     def any_active(self) -> bool:
-        return self.mask is None or bool(self.mask.any())
+        return self.mask is None or _any(self.mask)
 
     def restrict(self, outer: Array | None, on: Array | None) -> bool:
         """Set the mask to the threads of `outer` for which `on` holds and which have not left a loop. Return False if
@@ -534,14 +536,14 @@ class _Run:
         if on is not None:
             if on.shape == (1,):
                 return bool(on[0]) and self.any_active()
-            if self.mask is not None or not on.all():
+            if self.mask is not None or not _all(on):
                 self.mask = on if self.mask is None else on & self.mask
         return self.any_active()
 
     def restore(self, outer: Array | None) -> None:
         self.mask = outer
         for _, left in self.left:
-            if left.any():
+            if _any(left):
                 self.mask = ~left if self.mask is None else self.mask & ~left
 
     def require_together(self, width: int) -> None:
@@ -556,10 +558,9 @@ class _Run:
     # --- synchronization ---------------------------------------------------------------------------------------------
     def synchronize(self, width: int) -> None:
         self.require_together(width)
-        on = self.active()
-        for other, epochs in self.epochs.items():
-            if width == 0 or (other and other <= width):
-                epochs[on] += 1
+        if self.watch is not None:
+            smaller = 1 if not width else 2 if width >= WARP else 3
+            self.stamps[... if self.mask is None else self.mask, smaller:] += 1
 
     def commit(self) -> None:
         self.groups += 1
@@ -574,60 +575,64 @@ class _Space:
     """A space of addresses: the card's global memory, or the shared memory of all blocks of a run."""
 
     def __init__(
-        self, run: _Run, memory: NDArray[np.uint8], base: int, valid: NDArray[np.bool_] | None, per_block: int | None
+        self, run: _Run, memory: NDArray[np.uint8], base: int, valid: NDArray[np.bool_], per_block: int | None
     ) -> None:
-        self._run, self._memory, self._base, self._valid, self._per_block = run, memory, base, valid, per_block
+        self._memory, self._base, self._valid, self._per_block = memory, base, valid, per_block
+        self._limit = len(memory) if per_block is None else per_block
+        self._of_block = 0 if per_block is None else run.number // run.block_threads * _aligned(per_block)
 
     def _locate(self, m: _Run, address: Array, size: int, align: int) -> tuple[NDArray[np.uint8], Array, Array | None]:
         """Return the memory, the index of each thread's first byte (0 for those that are masked), and the mask."""
-        at = address.astype(np.int64)
-        if self._per_block is None and at[0] >= _TABLES and (at >= _TABLES).all():
+        at, shared = address.astype(np.int64, copy=False), self._per_block is not None
+        if not shared and at[0] >= _TABLES and (at >= _TABLES).all():
             tables = m.tables()
             return tables, np.minimum(at - _TABLES, len(tables) - size), m.mask
-        if at.shape == (1,) and self._per_block is not None:
-            at = np.broadcast_to(at, (m.n_threads,))
-        mask = m.mask if at.shape != (1,) else None
+        at = m.all(at) if shared else at - self._base
+        mask = m.mask if len(at) == m.n_threads else None
         of_mask = at if mask is None else at[mask]
-        if (of_mask % align).any():
+        bits, last = int(np.bitwise_or.reduce(of_mask)), int(of_mask.max(initial=0)) + size
+        if bits % align:
             raise EmulationError(f"an access of {size} bytes at an address that is not a multiple of {align}")
-        if self._per_block is not None:
-            if (of_mask < 0).any() or (of_mask + size > self._per_block).any():
-                raise EmulationError("an access outside the block's shared memory")
-            at = at + m.number // m.block_threads * _aligned(self._per_block)
-        else:
-            at, of_mask = at - self._base, of_mask - self._base
-            limit = len(self._memory)
-            if (of_mask < 0).any() or (of_mask + size > limit).any():
-                raise EmulationError("an access outside the card's memory")
-            if self._valid is not None and not (self._valid[of_mask].all() and self._valid[of_mask + size - 1].all()):
-                raise EmulationError("an access outside allocated memory")
+        if bits < 0 or last > self._limit:
+            raise EmulationError(f"an access outside the {'block' if shared else 'card'}'s {'shared ' * shared}memory")
+        if shared:
+            at = at + self._of_block
+        elif not (_all(self._valid.take(of_mask)) and _all(self._valid.take(of_mask + (size - 1)))):
+            raise EmulationError("an access outside allocated memory")
         return self._memory, at if mask is None else np.where(mask, at, 0), mask
 
-    def read(self, m: _Run, address: Array, dtype: Any, align: int) -> Array:
-        memory, at, _ = self._locate(m, address, dtype.itemsize, align)
-        if m.watch is not None:
-            m.watch.accessed(m, self._per_block is not None, m.all(at), m.mask, dtype.itemsize, None)
-        if align >= dtype.itemsize:
-            found: Array = _view(memory, dtype)[at // dtype.itemsize]
-            return found
-        pieces: Array = np.ascontiguousarray(memory[at[:, None] + np.arange(dtype.itemsize)]).view(dtype)
-        return pieces.reshape(-1)
+    def read(self, m: _Run, address: Array, dtype: Any, align: int, n: int = 1) -> Sequence[Array]:
+        """Return `n` numbers at an address."""
+        size = n * dtype.itemsize
+        memory, at, _ = self._locate(m, address, size, align)
+        if m.watch is not None and memory is self._memory:
+            m.watch.accessed(m, self._per_block is not None, m.all(at), m.mask, size, None)
+        if align < size:
+            pieces: Array = memory[at[:, None] + np.arange(size)]
+            return list(np.ascontiguousarray(pieces.view(dtype).T))
+        if n == 1:
+            return [_view(memory, dtype).take(at // size)]
+        return list(np.ascontiguousarray(_view(memory, dtype, n).take(at // size, axis=0).T))
 
-    def write(self, m: _Run, address: Array, value: Array, align: int, *, asynchronous: bool = False) -> None:
-        memory, at, mask = self._locate(m, m.all(address), value.dtype.itemsize, align)
-        value = m.all(value)
+    def write(
+        self, m: _Run, address: Array, values: Sequence[Array], align: int, *, asynchronous: bool = False
+    ) -> None:
+        """Write numbers at an address."""
+        n, dtype = len(values), values[0].dtype
+        size = n * dtype.itemsize
+        memory, at, mask = self._locate(m, m.all(address), size, align)
+        data = np.stack([m.all(value) for value in values], axis=1)
         if mask is not None:
-            at, value = at[mask], value[mask]
-        data = np.ascontiguousarray(value)
+            at, data = at[mask], data[mask]
+        raw = data.view(np.uint8)
         if m.watch is not None:
-            raw = data.view(np.uint8).reshape(-1, data.itemsize)
             whole = np.zeros(m.n_threads, np.int64)
             whole[slice(None) if mask is None else mask] = at
-            m.watch.accessed(m, self._per_block is not None, whole, mask, data.itemsize, raw, asynchronous=asynchronous)
-        if align >= data.itemsize:
-            _view(memory, data.dtype)[at // data.itemsize] = data
+            m.watch.accessed(m, self._per_block is not None, whole, mask, size, raw, asynchronous=asynchronous)
+        if align >= size:
+            _view(memory, dtype, n)[at // size] = data
         else:
-            memory[at[:, None] + np.arange(data.itemsize)] = data.view(np.uint8).reshape(-1, data.itemsize)
+            memory[at[:, None] + np.arange(size)] = raw
 
     def cells(self, m: _Run, address: Array, dtype: Any) -> tuple[Array, Array]:
         """Return the memory in elements of a type, and the numbers of those at the addresses."""
@@ -664,10 +669,9 @@ class Watch:
         `sync` that follows the wait.
         """
         seen = self._seen.get(True)
-        if seen is not None and seen.run is m:
+        if seen is not None and seen.run is m and seen.pending is not None:
             at = np.flatnonzero((seen.pending > before) & (seen.pending <= m.finished))
-            for width, epochs in m.epochs.items():
-                seen.written[width][at] = epochs[seen.writer[at] - m.first]
+            seen.writer[at] = m.stamps[~seen.writer[at, 0] - m.first]
 
     def accessed(
         self, m: _Run, shared: bool, at: Array, mask: Array | None, size: int, data: Array | None, *,
@@ -678,76 +682,69 @@ class Watch:
         if shared and (True not in self._seen or self._seen[True].run is not m):
             self._seen[True] = _Accesses(len(memory))
             self._seen[True].run = m
-        seen = self._seen[shared]
-        threads = m.number if mask is None else np.flatnonzero(mask)
-        at = at[threads]
-        if len(at) and int(at.max()) + size > len(seen.writer):
-            return  # constant tables
-        for k in range(size):
-            here = at + k
-            if not asynchronous and (seen.pending[here] > m.finished).any():
-                self.found.append("a copy that is not finished")
-            if (seen.late(m, seen.writer, seen.written, threads, here)).any():
-                changes = True if data is None else (memory[here] != data[:, k])
-                if (seen.late(m, seen.writer, seen.written, threads, here) & changes).any():
-                    self.found.append("a read of what another thread wrote" if data is None else "two writes")
-            if data is not None:
-                changes = memory[here] != data[:, k]
-                if any((seen.late(m, *reads, threads, here) & changes).any() for reads in seen.reads()):
-                    self.found.append("a write of what another thread reads")
-        for k in range(size):
-            here = at + k
-            if data is None:
-                seen.record_read(m, threads, here)
-            else:
-                seen.record(m, seen.writer, seen.written, threads, here)
-                seen.pending[here] = m.groups if asynchronous else 0
+        seen, mine = self._seen[shared], m.stamps
+        if mask is not None:
+            at, mine = at[mask], mine[mask]
+        if size > 1:
+            at, mine = (at[:, None] + np.arange(size)).reshape(-1), mine.repeat(size, axis=0)
+        if not asynchronous and seen.pending is not None and (seen.pending[at] > m.finished).any():
+            self.found.append("a copy that is not finished")
+        late = seen.late(m, seen.writer.take(at, axis=0), mine)
+        if data is None:
+            if _any(late):
+                self.found.append("a read of what another thread wrote")
+            seen.record_read(m, at, mine)
+            return
+        changes = memory[at] != data.reshape(-1)
+        if _any(changes):
+            if _any(late & changes):
+                self.found.append("two writes")
+            if any(_any(seen.late(m, reads.take(at, axis=0), mine) & changes) for reads in (seen.reader, seen.other)):
+                self.found.append("a write of what another thread reads")
+        seen.writer[at] = mine
+        if asynchronous and seen.pending is None:
+            seen.pending = np.zeros(len(memory), np.int32)
+        if seen.pending is not None:
+            seen.pending[at] = m.groups if asynchronous else 0
 
 
 class _Accesses:
-    """The last reader and writer of each byte, and the epochs they were in; also the last reader before that was not
-    ordered before the last one.
+    """The last writer and reader of each byte: rows of `_Run.stamps` as they were then, or zeros. Also the last reader
+    before that was not ordered before the last one.
     """
 
     def __init__(self, n: int) -> None:
-        self.writer, self.reader = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
-        self.written = {width: np.zeros(n, np.int32) for width in (0, WARP, 8)}
-        self.read = {width: np.zeros(n, np.int32) for width in (0, WARP, 8)}
-        self.other, self.other_read = np.full(n, -1, np.int32), {width: np.zeros(n, np.int32) for width in (0, WARP, 8)}
-        self.pending = np.zeros(n, np.int32)
+        self.writer, self.reader, self.other = (np.zeros((n, 4), np.int32) for _ in range(3))
+        self.pending: Array | None = None
+        """Groups of asynchronous copies that write the bytes, if there were any."""
         self.run: _Run | None = None
 
-    def late(self, m: _Run, who: Array, when: dict[int, Array], threads: Array, at: Array) -> Array:
-        """Accesses of `threads` at `at` that nothing orders after those of `who`."""
-        other, mine = who[at], threads + m.first
-        ordered: Array = (other < 0) | (other == mine)
-        for width, epochs in m.epochs.items():
-            together = other // (width or m.block_threads) == mine // (width or m.block_threads)
-            ordered |= together & (epochs[threads] > when[width][at])
+    def late(self, m: _Run, before: Array, mine: Array) -> Array:
+        """Return True for each access of `mine` that nothing orders after the one of `before`."""
+        who, me = before[:, 0], mine[:, 0]
+        apart = who ^ me
+        ordered: Array = (who == 0) | (apart == 0)
+        if not _all(ordered):
+            block = m.block_threads
+            together = apart < block if not block & (block - 1) else who // block == me // block
+            for waits, near in ((1, together), (2, apart < WARP), (3, apart < 8)):
+                ordered |= near & (mine[:, waits] > before[:, waits])
         return ~ordered
 
-    def reads(self) -> list[tuple[Array, dict[int, Array]]]:
-        """Readers with the epochs they were in."""
-        return [(self.reader, self.read), (self.other, self.other_read)]
-
-    def record_read(self, m: _Run, threads: Array, at: Array) -> None:
-        """Record a read. Keep a second reader, which a write of the last one could race with: one of `threads`, or the
+    def record_read(self, m: _Run, at: Array, mine: Array) -> None:
+        """Record a read. Keep a second reader, which a write of the last one could race with: one of `mine`, or the
         last reader before where nothing orders it before them.
         """
-        kept = at[self.late(m, self.reader, self.read, threads, at)]
-        before, when_before = self.reader[kept], {width: when[kept] for width, when in self.read.items()}
-        self.record(m, self.reader, self.read, threads, at)
-        beside = self.reader[at] != threads + m.first
-        self.record(m, self.other, self.other_read, threads[beside], at[beside])
-        other = before != self.reader[kept]
-        self.other[kept[other]] = before[other]
-        for width, when in self.other_read.items():
-            when[kept[other]] = when_before[width][other]
-
-    def record(self, m: _Run, who: Array, when: dict[int, Array], threads: Array, at: Array) -> None:
-        who[at] = threads + m.first
-        for width, epochs in m.epochs.items():
-            when[width][at] = epochs[threads]
+        before = self.reader.take(at, axis=0)
+        late = self.late(m, before, mine)
+        self.reader[at] = mine
+        last = self.reader[at, 0]
+        beside = last != mine[:, 0]
+        if _any(beside):
+            self.other[at[beside]] = mine[beside]
+        kept = late & (before[:, 0] != last)
+        if _any(kept):
+            self.other[at[kept]] = before[kept]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -797,8 +794,20 @@ def _bytes(x: Array) -> NDArray[np.uint8]:
     return np.ascontiguousarray(x).view(np.uint8).reshape(-1, 4)
 
 
-def _view(memory: NDArray[np.uint8], dtype: Any) -> Array:
-    return memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
+def _view(memory: NDArray[np.uint8], dtype: Any, n: int = 0) -> Array:
+    """The memory as numbers of a type, or as rows of `n` of them."""
+    size = (n or 1) * dtype.itemsize
+    numbers: Array = memory[: len(memory) // size * size].view(dtype)
+    return numbers.reshape(-1, n) if n else numbers
+
+
+def _any(x: Array) -> bool:
+    """`x.any()`, in less time for few threads."""
+    return bool(np.count_nonzero(x))
+
+
+def _all(x: Array) -> bool:
+    return int(np.count_nonzero(x)) == x.size
 
 
 _FMA = """
@@ -842,35 +851,66 @@ def _native_fma(suffix: str) -> tuple[Any, Any]:
     )
     engine = llvm.create_mcjit_compiler(module, host)
     engine.finalize_object()
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, ctypes.c_int64)(engine.get_function_address(name))
+    function = ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * 4, ctypes.c_int64)(engine.get_function_address(name))
     return function, engine
 
 
+class _FmaNumbers(threading.local):
+    """Operands and results in memory whose address is known: numpy takes long to return that of an array."""
+
+    def __init__(self) -> None:
+        self.of_type: dict[Any, tuple[Array, list[int]]] = {}
+
+    def get(self, dtype: Any, n: int) -> tuple[Array, list[int]]:
+        """Return rows of at least n numbers, and their addresses."""
+        found = self.of_type.get(dtype)
+        if found is None or found[0].shape[1] < n:
+            rows = np.empty((4, max(n, THREADS_AT_ONCE)), dtype)
+            found = self.of_type[dtype] = rows, [row.ctypes.data for row in rows]
+        return found
+
+
+_fma_numbers = _FmaNumbers()
+
+
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    x, y, z = (np.ascontiguousarray(v) for v in np.broadcast_arrays(a, b, c))
-    out = np.empty_like(x)
-    function, _ = _native_fma("f32" if x.dtype == np.float32 else "f64")
-    function(x.ctypes.data, y.ctypes.data, z.ctypes.data, out.ctypes.data, x.size)
-    return out
+    n = max(len(a), len(b), len(c))
+    rows, addresses = _fma_numbers.get(a.dtype, n)
+    rows[0, :n], rows[1, :n], rows[2, :n] = a, b, c
+    function, _ = _native_fma("f32" if a.dtype == np.float32 else "f64")
+    function(*addresses, n)
+    return rows[3, :n].copy()
+
+
+@cache
+def _fragments(k: int) -> tuple[Array, Array, Array]:
+    """Return where a warp has the elements of a (16 × k), b (k × 8) and c (16 × 8): the number of the thread times its
+    elements, plus the number of the element there (PTX ISA, "Matrix Fragments for mma.m16n8k32").
+    """
+    lane = np.arange(WARP)
+    group, inside = lane // 4, lane % 4
+    left, right, total = (np.zeros(shape, np.int64) for shape in ((16, k), (k, 8), (16, 8)))
+    for i in range(k // 8):
+        for e in range(4):
+            left[group + 8 * (i % 2), 16 * (i // 2) + 4 * inside + e] = lane * (k // 2) + 4 * i + e
+    for i in range(k // 16):
+        for e in range(4):
+            right[16 * i + 4 * inside + e, group] = lane * (k // 4) + 4 * i + e
+    for i in range(4):
+        total[group + 8 * (i // 2), 2 * inside + i % 2] = lane * 4 + i
+    return left, right, total
 
 
 def _mma(a: Sequence[Array], b: Sequence[Array], c: Sequence[Array]) -> list[Array]:
-    """The matrix product of the warps' fragments (PTX ISA, "Matrix Fragments for mma.m16n8k32")."""
-    k, lane = 8 * len(a), np.arange(WARP)
-    group, inside, n_warps = lane // 4, lane % 4, len(a[0]) // WARP
-    left, right, total = (np.zeros((n_warps, *shape), np.int64) for shape in ((16, k), (k, 8), (16, 8)))
-    for i, word in enumerate(a):
-        cells = _bytes(word).view(np.int8).reshape(n_warps, WARP, 4)
-        for e in range(4):
-            left[:, group + 8 * (i % 2), 16 * (i // 2) + 4 * inside + e] = cells[:, :, e]
-    for i, word in enumerate(b):
-        cells = _bytes(word).view(np.int8).reshape(n_warps, WARP, 4)
-        for e in range(4):
-            right[:, 16 * i + 4 * inside + e, group] = cells[:, :, e]
-    for i, number in enumerate(c):
-        total[:, group + 8 * (i // 2), 2 * inside + i % 2] = number.reshape(n_warps, WARP)
-    made = (left @ right + total).astype(np.int32)
-    return [np.ascontiguousarray(made[:, group + 8 * (i // 2), 2 * inside + i % 2]).reshape(-1) for i in range(4)]
+    """The matrix product of the warps' fragments. Floats are exact: the sums are less than 2²⁴."""
+    left, right, total = _fragments(8 * len(a))
+    of_warps = [np.stack(part, axis=1).reshape(len(a[0]) // WARP, -1) for part in (a, b, c)]
+    x = of_warps[0].view(np.int8)[:, left].astype(np.float32)
+    y = of_warps[1].view(np.int8)[:, right].astype(np.float32)
+    z = of_warps[2][:, total]
+    made = np.empty_like(of_warps[2])
+    made[:, total] = (x @ y).astype(np.int32) + z
+    return list(np.ascontiguousarray(made.reshape(-1, 4).T))
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -881,11 +921,18 @@ class EmulatedImages:
 
     stored, identity = False, "emulated"
 
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Emulation, Image]] = {}
+
     def trace(self, kernel: Kernel, parameters: Mapping[str, Any], symbol: str, threads: int) -> Image:
-        stack: list[int] = []
-        fields, trace = simt_trace(kernel, stack)
-        _recorded[symbol.encode()] = Emulation(trace, fields, dict(parameters))
-        return Image(symbol.encode(), sum(stack))
+        """Record a kernel, or return what was recorded for an earlier card."""
+        if symbol not in self._made:
+            stack: list[int] = []
+            fields, trace = simt_trace(kernel, stack)
+            self._made[symbol] = Emulation(trace, fields, dict(parameters)), Image(symbol.encode(), sum(stack))
+        emulation, image = self._made[symbol]
+        _recorded[image.code] = emulation
+        return image
 
     def compile(self, image: Image) -> Image:
         return image
