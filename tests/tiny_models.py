@@ -15,6 +15,7 @@ import numpy as np
 from bits import normal
 from block_types import encode
 from gguf import GGMLQuantizationType as Type
+from gguf_writer import GGUFWriter
 from kept_files import kept
 from numpy.typing import NDArray
 
@@ -169,7 +170,7 @@ class _Writer:
     def __init__(
         self, path: Path, arch: str, wtype: str, types: Mapping[str, str] | None, seed: int, **sizes: int
     ) -> None:
-        self.gguf = gguf.GGUFWriter(path, arch)
+        self.gguf = GGUFWriter(path, arch)
         self._path, self._wtype, self._types = path, wtype, dict(types or {})
         self._rng = np.random.default_rng(seed)
         self.gguf.add_name(f"tiny {arch}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
+from gguf_writer import GGUFWriter
 from kept_files import kept
 from tiny_models import BYTE, CONTROL, NORMAL, UNKNOWN, byte_characters
 
@@ -32,7 +32,7 @@ def write(tiny: TinyProjector, path: Path, *, spaces: bool = False) -> Path:
     else:
         tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *chars, end + end, *tiny.tokens]
         types = [CONTROL] * 3 + [NORMAL] * 257 + [CONTROL] * len(tiny.tokens)
-    writer = gguf.GGUFWriter(path, tiny.text)
+    writer = GGUFWriter(path, tiny.text)
     writer.add_name("a small model")
     n_deep = sum(name.endswith(".fc1.weight") for name in tiny.tensors if name.startswith("v.deepstack."))
     n_layer = n_deep + 1

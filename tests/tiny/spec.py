@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_writer import GGUFWriter
 from kept_files import kept
 from tiny_models import add_bpe_vocabulary, add_rwkv_vocabulary, add_spm_vocabulary, encode_weight
 
@@ -95,7 +96,7 @@ def write(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...]
 
     Matrices of layers are of `wtype`, those of the first layers of `wtypes`, if their rows are whole blocks of it.
     """
-    writer = gguf.GGUFWriter(path, tiny.architecture)
+    writer = GGUFWriter(path, tiny.architecture)
     writer.add_name("a small model")  # some vocabularies are recognized by the model's name
     writer.add_block_count(tiny.n_layer)
     for key, value in {"context_length": 2048, **tiny.keys}.items():
