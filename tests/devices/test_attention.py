@@ -197,12 +197,16 @@ def test_a_query_has_the_same_bits_in_any_batch(
         [causal(8, 1024, 90 - 13 * i, start, window=(0, 0, 50)[i % 3]) for i, start in enumerate(starts)]
     )
     q = attention.queries(40)
-    alone = [attention.run(teams[0], q[i : i + 1], mask[i : i + 1]).tobytes() for i in range(40)]
-    for count in (2, 5, 8, 9, 17, 40):
-        for device in teams:
-            order = np.random.default_rng(count + device.n_threads).permutation(40)[:count]
+    checked = [0, 3, 7, 8, 15, 16, 20, 23, 24, 27, 31, 32, 39]
+    alone = {i: attention.run(teams[0], q[i : i + 1], mask[i : i + 1]).tobytes() for i in checked}
+    for count, devices in (
+        (2, teams[1:2]), (5, teams[:1]), (8, teams[2:]), (9, teams[1:2]), (17, teams[3:]), (40, teams),
+    ):  # fmt: skip
+        for device in devices:
+            order = np.random.default_rng(count + device.n_threads).permutation(checked if count <= 9 else 40)[:count]
             found = attention.run(device, q[order], mask[order])
-            assert [row.tobytes() for row in found] == [alone[i] for i in order], (count, device.n_threads)
+            for row, i in zip(found, order, strict=True):
+                assert i not in alone or row.tobytes() == alone[i], (count, device.n_threads, i)
 
 
 def test_contents_of_masked_cells_do_not_matter(best: CpuDevice) -> None:
@@ -323,8 +327,9 @@ def test_batches_of_all_kinds_of_tokens(teams: list[CpuDevice], type: T, heads: 
     checked = [*range(9), 12, 38, 39, 40, 55, 59, 60, 61]
     alone = {i: attention.run(teams[0], q[i : i + 1], mask[i : i + 1]).tobytes() for i in checked}
     everyone = np.arange(len(mask))
-    for device in teams:
-        for order in (everyone, everyone[::-1], np.random.default_rng(1).permutation(everyone), np.arange(9)):
+    permuted = np.random.default_rng(1).permutation(everyone)
+    for device, orders in zip(teams, ([everyone[::-1]], [permuted, np.arange(9)], [everyone], [permuted]), strict=True):
+        for order in orders:
             found = attention.run(device, q[order], mask[order])
             for place, i in enumerate(order):
                 assert i not in alone or found[place].tobytes() == alone[i], (device.n_threads, place, i)

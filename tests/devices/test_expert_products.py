@@ -57,7 +57,7 @@ def together(device: CpuDevice, type: T, raw: Array, n: int, x: Array, chosen: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", chosen([*WEIGHTS, *PLAIN], (T.Q4_0, T.Q6_K, T.MXFP4, T.F16), ids))
+@pytest.mark.parametrize("type", chosen([*WEIGHTS, *PLAIN], (T.Q4_0, T.Q6_K, T.F16), ids))
 def test_an_expert_has_the_same_bits_alone(teams: list[CpuDevice], type: T) -> None:
     """Bits: few and many tokens, one column for a token or one for each choice, any number of threads."""
     n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns

@@ -147,7 +147,7 @@ def cheapest(sizes: ModelSizes, figures: tuple[DeviceFigures, ...], before: Plac
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_loss(data: st.DataObject) -> None:
     """Room is found where there is any, and a token does not take much longer than it must."""

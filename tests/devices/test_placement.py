@@ -217,7 +217,7 @@ def fits(sizes: ModelSizes, figures: list[DeviceFigures], placement: Placement) 
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(problems())
 def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFigures]]) -> None:
     sizes, figures = problem
@@ -236,7 +236,7 @@ def test_the_fastest_is_the_best_of_all(problem: tuple[ModelSizes, list[DeviceFi
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(most_layers=60, most_devices=8), st.one_of(st.none(), st.integers(0, 70)))
 def test_the_fastest_is_never_worse_than_other_rules(
     problem: tuple[ModelSizes, list[DeviceFigures]], n_gpu_layers: int | None

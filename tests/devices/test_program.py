@@ -73,7 +73,7 @@ def conflict(a: Operation, b: Operation) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -> None:
     size = plan(operations)
@@ -93,7 +93,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_barriers_separate_conflicting_operations_only(operations: list[Operation]) -> None:
     program = link(operations, FakeJit(), ARENA, plan(operations), 64)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import itertools
 import mmap
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ START = 96  # weights lie anywhere in pages
 PAGE = mmap.PAGESIZE
 
 
+@cache
+def _weights(type: T, size: int, seed: int) -> bytes:
+    return weight_bytes(type, N, size // type.row_bytes(N), seed).tobytes()
+
+
 class Model:
     """Layers of a matrix (of `n` rows as columns) and of experts after it, their weights in one mapped file."""
 
@@ -47,7 +53,7 @@ class Model:
         with path.open("wb") as file:
             file.write(bytes(START))
             for seed, w in enumerate(every):
-                file.write(weight_bytes(w.type, N, w.nbytes // w.type.row_bytes(N), seed).tobytes())
+                file.write(_weights(w.type, w.nbytes, seed))
             file.flush()
             os.fsync(file.fileno())  # what is not on the disk yet stays in memory
         with path.open("rb") as opened:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from running import Case, jit_for, new, values, weight_bytes
+from tiers import chosen
 from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
@@ -61,13 +62,13 @@ def test_present_threads_do_the_work_of_absent_ones(n_threads: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 17])
+@pytest.mark.parametrize("n", chosen([1, 2, 3, 5, 9, 17], (2, 9)))
 def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     """This includes more threads than cores, and programs that use fewer threads than the team has."""
     device, one = CpuDevice(n, jit=jit_for("portable")), case()
     expected = one.run(device)["y"].tobytes()
     compiled = device.prepare(one.graph)
-    for i in range(300):
+    for i in range(250):
         device.team.run(compiled.program.table, compiled.program.counters, 1 + i % n)
         if i % 25 == 0:
             time.sleep(0.002)  # long enough to fall asleep
@@ -76,7 +77,7 @@ def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 9, 17])
+@pytest.mark.parametrize("n", chosen([1, 2, 3, 9, 17], (2, 9)))
 def test_a_late_caller_helps(n: int) -> None:
     """At once, between any two operations, when all is done: who is there does its work, and the bits are the same."""
     device, one = CpuDevice(n, jit=jit_for("portable")), case()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,14 @@ def emulated(
         array[...] = memory.get(at[name], array)
 
 
+@lru_cache(maxsize=1)
+def _of_team(kernel: Kernel, parameters: tuple[tuple[str, Any], ...], team: Team) -> tuple[Emulation, int]:
+    """Record a kernel for a team. Return it, and the bytes of stack that each group needs."""
+    codes = list[LaneCode]()
+    fields, trace = team_trace(TeamKernel(kernel.name, kernel.fields, kernel.trace), codes.append)
+    return Emulation(trace, fields, {**dict(parameters), "team": team}), codes[0].stack_bytes
+
+
 def in_teams(
     kernel: Kernel, arrays: dict[str, NDArray[Any]], numbers: dict[str, int], team: Team, *, blocks: int = 2,
     teams: int = 1, **parameters: Any,
@@ -76,11 +85,9 @@ def in_teams(
     """Run a kernel in teams, `teams` in each block, with races found; arrays, which may be the same, are changed in
     place.
     """
-    memory, codes = FlatMemory(), list[LaneCode]()
-    made = TeamKernel(kernel.name, kernel.fields, kernel.trace)
-    fields, trace = team_trace(made, codes.append)
-    emulation = Emulation(trace, fields, {**parameters, "team": team})
-    step, threads = codes[0].stack_bytes, teams * team.threads
+    memory = FlatMemory()
+    emulation, step = _of_team(kernel, tuple(sorted(parameters.items())), team)
+    threads = teams * team.threads
     stack = memory.put(np.zeros(max(1, step * threads // 8 * blocks), np.uint8))
     places = {id(array): memory.put(array) for array in arrays.values()}
     at = {name: places[id(array)] for name, array in arrays.items()}

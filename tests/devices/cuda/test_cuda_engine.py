@@ -18,10 +18,9 @@ from waiting import GUARD
 
 from cuda.cards import run
 from cuda.fake_libcuda import FakeCard, FakeLibrary
-from cuda.fake_machine import install, small_card
+from cuda.fake_machine import IMAGES, install, small_card
 from llamado.devices.cuda.device import CudaDevice
 from llamado.devices.cuda.driver import Driver
-from llamado.devices.cuda.lowerings.emulated import EmulatedImages
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
@@ -49,7 +48,7 @@ def options(split: SplitOptions | None, **changes: Any) -> EngineOptions:
     return replace(base, **changes)
 
 
-def answer(llama: LoadedModel, prompt: str = PROMPTS[0], n: int = 4, **request: Any) -> Bits:
+def answer(llama: LoadedModel, prompt: str = PROMPTS[0], n: int = 3, **request: Any) -> Bits:
     found = llama.complete(prompt, n_predict=n, ignore_eos=True, n_probs=2, **{"temperature": 0.0, **request})
     return tuple(found.tokens), tuple((one.token, *one.top) for one in found.probs)
 
@@ -64,9 +63,9 @@ def together(llama: LoadedModel) -> list[Bits]:
 def chat(llama: LoadedModel) -> tuple[str, str]:
     """Return two answers of a conversation, whose beginning is in the cache for the second one."""
     messages = [{"role": "user", "content": "Hello!"}]
-    first = llama.chat(messages, n_predict=3, temperature=0.0, ignore_eos=True)
+    first = llama.chat(messages, n_predict=2, temperature=0.0, ignore_eos=True)
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "And?"}]
-    return first, llama.chat(messages, n_predict=3, temperature=0.0, ignore_eos=True)
+    return first, llama.chat(messages, n_predict=2, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_slot_files_of_one_device_on_the_other(
     right = answer(source, text, id_slot=1)
     source.engine.save_slot(1, tmp_path / "slot").result(GUARD)
     assert target.engine.restore_slot(2, tmp_path / "slot").result(GUARD).n_tokens > 20
-    found = target.complete(text, n_predict=4, temperature=0.0, ignore_eos=True, id_slot=2)
+    found = target.complete(text, n_predict=3, temperature=0.0, ignore_eos=True, id_slot=2)
     assert found.n_cached > 20 and tuple(found.tokens) == right[0]
 
 
@@ -174,11 +173,11 @@ def serving(device: CudaDevice) -> Iterator[str]:
 
 def test_a_worker_with_a_card(path: Path, plain: LoadedModel) -> None:
     library = FakeLibrary(run, [small_card()])
-    device = CudaDevice(Driver(library).open(0), EmulatedImages())
+    device = CudaDevice(Driver(library).open(0), IMAGES)
     with serving(device) as endpoint:
         split = SplitOptions(rpc=(endpoint,), tensor_split=(1.0,), n_gpu_layers=ALL_LAYERS)
         with LoadedModel.load(path, options(split)) as llama:
-            assert answer(llama) == answer(plain)
+            assert answer(llama, n=2) == answer(plain, n=2)
     assert library.launches
     device.close()
 
