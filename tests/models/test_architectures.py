@@ -31,13 +31,17 @@ TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
 """Architectures of the fast run."""
+SIMILAR = {"gpt-oss", "falcon-h1", "mamba2"}
+"""Representative architectures whose memory is of the same kinds as that of quick ones: windows, or states of Mamba."""
 FIRST: dict[str, str] = {}
 """First architecture of each class, by the class's path."""
 for _tiny in TINY.values():
     FIRST.setdefault(ARCHITECTURES[_tiny.architecture].path, _tiny.architecture)
 # Models with a large vocabulary or many equal layers have the graph of another one, and are slow.
 NAMES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow if name in REPRESENTATIVE else pytest.mark.full)
+    pytest.param(
+        name, marks=() if name in QUICK else pytest.mark.slow if name in REPRESENTATIVE - SIMILAR else pytest.mark.full
+    )
     for name, tiny in TINY.items()
     if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)
     and tiny.n_vocab == N_VOCAB
