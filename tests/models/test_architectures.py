@@ -184,18 +184,17 @@ def test_the_same_bits_with_a_shared_prefix(runner: ModelRunner) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_two_devices(file: GGUFFile, runner: ModelRunner, jit: Jit) -> None:
+def test_the_same_bits_on_several_devices(file: GGUFFile, runner: ModelRunner, jit: Jit) -> None:
     """Split the layers in the middle and before the last, which may share an earlier layer's keys and values."""
     right = read(runner, allocate(runner), [64]).tobytes()
     n = runner.model.hparams.n_layer
-    for cut in (n // 2, n - 1):
-        placement = Placement((0,) * cut + (1,) * (n - cut), 1)
-        devices = [CpuDevice(1, jit=jit) for _ in range(2)]
-        divided = ModelRunner(
-            file, runner.model, devices, RunnerOptions(n_cells=512, n_sequences=1, max_batch=64), placement
-        )
-        assert read(divided, allocate(divided), [62, 1, 1]).tobytes() == right
-        divided.close()
+    placement = Placement((0,) * (n // 2) + (1,) * (n - 1 - n // 2) + (2,), 2)
+    devices = [CpuDevice(1, jit=jit) for _ in range(3)]
+    divided = ModelRunner(
+        file, runner.model, devices, RunnerOptions(n_cells=512, n_sequences=1, max_batch=64), placement
+    )
+    assert read(divided, allocate(divided), [62, 1, 1]).tobytes() == right
+    divided.close()
 
 
 def test_every_architecture_has_a_small_file() -> None:

@@ -9,6 +9,7 @@ barrier or `sync` in between, and asynchronous copies that were not waited for.
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -429,6 +430,18 @@ class EmulatedCode(SimtCode):
         self.steps.append(run)
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause the collector of cycles: all steps of a kernel that is recorded stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Emulation:
     """A recorded kernel."""
 
@@ -436,7 +449,8 @@ class Emulation:
         self._code = EmulatedCode()
         self._arguments = [self._code.new() for _ in fields]
         given = arguments(fields, [Register(self._code, I64, number) for number in self._arguments])
-        trace(self._code, given, **parameters)
+        with _no_collections():
+            trace(self._code, given, **parameters)
 
     def run(
         self, memory: Memory, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: Sequence[int],
