@@ -73,7 +73,7 @@ def conflict(a: Operation, b: Operation) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs())
 def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -> None:
     size = plan(operations)
