@@ -12,8 +12,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import llamado
 
 SOURCE = Path(llamado.__file__).parent
@@ -72,7 +70,11 @@ _RIDDLES = re.compile(
     re.IGNORECASE,
 )
 _TYPESCRIPT_COMMENT = re.compile(r"/\*\*?\s(?:\s*\* )?([\s\S]*?)\*/|(?<![:\"'`\w])//\s([^\n]*)")
-_PARTICIPLE = re.compile(r"_?[A-Z][a-z]+(ed|ing)$|_?(Begun|Known|Made|Ran|Said|Told)$")
+_PARTICIPLE = re.compile(r"_?([A-Z][a-z]+(ed|ing)|Begun|Known|Made|Ran|Said|Told)\b")
+# The text of every module with a fault matches: one search takes a tenth of the time that parsing does.
+_SUSPECT = re.compile(
+    rf"[\"'](?:\\\n)?\s*{_OPENING.pattern}|(?i:{_RIDDLES.pattern})|\bclass\s+{_PARTICIPLE.pattern}",
+)
 NOUNS = {
     "Building",
     "Drawing",
@@ -110,16 +112,17 @@ def _files() -> list[Path]:
     ]
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Docstrings and the strings behind fields, with their lines."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            if (
-                isinstance(child, ast.Expr)
-                and isinstance(child.value, ast.Constant)
-                and isinstance(child.value.value, str)
-            ):
-                yield child.lineno, child.value.value
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements at any depth. Expressions hold none, and are most of a tree."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            children = getattr(node, field, None)
+            if isinstance(children, list):  # the body of a lambda or of a conditional expression is no list
+                waiting += children
+        if isinstance(node, ast.stmt):
+            yield node
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
@@ -140,19 +143,25 @@ def typescript_faults(text: str) -> list[tuple[int, str]]:
 
 
 def faults(text: str) -> list[tuple[int, str]]:
-    """Return line and reason of everything in a module that breaks the rules."""
-    tree = ast.parse(text)
+    """Return line and reason of everything in a module that breaks the rules, in the order of its lines."""
+    if not _SUSPECT.search(text):
+        return []
+    statements = [*_statements(ast.parse(text))]
     found = []
-    docstrings = [*_docstrings(tree)]
+    docstrings = [
+        (node.lineno, node.value.value)
+        for node in statements
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
     for line, docstring in docstrings:
         if opening := _OPENING.match(docstring.lstrip()):
             found.append((line, f"the docstring opens with {opening[0]!r}"))
     for line, words in [*docstrings, *_comments(text)]:
         found += [(line, f"says {riddle[0]!r}") for riddle in _RIDDLES.finditer(words)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and _PARTICIPLE.match(node.name) and node.name.lstrip("_") not in NOUNS:
+    for node in statements:
+        if isinstance(node, ast.ClassDef) and _PARTICIPLE.fullmatch(node.name) and node.name.lstrip("_") not in NOUNS:
             found.append((node.lineno, f"the class {node.name} is named by a participle"))
-    return found
+    return sorted(found)
 
 
 def _name(path: Path) -> str:
@@ -160,9 +169,10 @@ def _name(path: Path) -> str:
     return str(path.relative_to(root))
 
 
-@pytest.mark.parametrize("path", _files(), ids=_name)
-def test_words_are_plain(path: Path) -> None:
-    assert not faults(path.read_text())
+def test_words_are_plain() -> None:
+    files = _files()
+    assert len(files) > 1000
+    assert not {_name(path): found for path in files if (found := faults(path.read_text()))}
 
 
 def test_comments_of_the_page_are_plain() -> None:
@@ -179,4 +189,4 @@ class Answering:
     """Whether it is told."""
 # trusts it
 '''
-    assert [line for line, _ in faults(module)] == [1, 4, 4, 5, 2]
+    assert [line for line, _ in faults(module)] == [1, 2, 4, 4, 5]
