@@ -46,6 +46,7 @@ class Block(NamedTuple):
         assert not begun, f"{self.place}: this command has no end: {begun}"
 
 
+@cache
 def is_whole(command: str) -> bool:
     """Return True if bash accepts the command without a further line."""
     return subprocess.run(["bash", "-n", "-c", command], capture_output=True).returncode == 0

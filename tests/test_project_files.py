@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import conftest
 import pytest
 import yaml
 
@@ -83,14 +85,15 @@ def test_the_last_line_of_a_run_names_what_failed_and_why(commands: str, last: s
 @pytest.mark.slow
 def test_a_crashed_test_process_fails_one_test(tmp_path: Path) -> None:
     """The others of its file run in another process, once."""
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    scheduler = inspect.getsource(conftest.pytest_xdist_make_scheduler)  # the rest imports all that tests may need
+    (tmp_path / "conftest.py").write_text(f"from typing import Any\nimport pytest\n\n{scheduler}")
     (tmp_path / "test_crash.py").write_text(
         "import os\nimport pytest\n\n\n@pytest.mark.parametrize('i', range(4))\n"
         "def test_abort(i):\n    open(f'{i}', 'a').write('x')\n    i == 2 and os.abort()\n"
     )
     (tmp_path / "test_other.py").write_text("def test_nothing():\n    pass\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:schemathesis"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "CI": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist.plugin", "-n", "2", "--dist", "loadfile"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"}
     run = subprocess.run([*command, "."], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     end = run.stdout.splitlines()[-2:]
     assert run.returncode == pytest.ExitCode.TESTS_FAILED and "1 failed, 4 passed" in end[1]

@@ -63,18 +63,15 @@ QUESTION_WORDS = ["What", "Whether", "Who", "Whose", "Whoever", "How", "Where", 
 CONTINUATIONS = ["Those", "That which", "Also", "And", "But", "Else", "Otherwise", "Neither", "Not even", "Not only"]
 """Words that continue the name above a docstring, which readers have to put together then."""
 _OPENING = re.compile(rf"({'|'.join(QUESTION_WORDS + CONTINUATIONS)})\b")
-# Nobody in particular, and software that behaves like a person.
-_RIDDLES = re.compile(
-    r"\b(nobody|somebody|anybody|whoever|what goes along|goes elsewhere|is told|are told|was told|hears? of"
-    r"|gets to know|wants to|does not know|trusts? it)\b",
-    re.IGNORECASE,
-)
+RIDDLES = [
+    "nobody", "somebody", "anybody", "whoever", "what goes along", "goes elsewhere", "is told", "are told", "was told",
+    "hear of", "hears of", "gets to know", "wants to", "does not know", "trust it", "trusts it",
+]  # fmt: skip
+"""Nobody in particular, and software that behaves like a person."""
+_RIDDLES = re.compile(rf"\b({'|'.join(RIDDLES)})\b", re.IGNORECASE)
 _TYPESCRIPT_COMMENT = re.compile(r"/\*\*?\s(?:\s*\* )?([\s\S]*?)\*/|(?<![:\"'`\w])//\s([^\n]*)")
 _PARTICIPLE = re.compile(r"_?([A-Z][a-z]+(ed|ing)|Begun|Known|Made|Ran|Said|Told)\b")
-# The text of every module with a fault matches: one search takes a tenth of the time that parsing does.
-_SUSPECT = re.compile(
-    rf"[\"'](?:\\\n)?\s*{_OPENING.pattern}|(?i:{_RIDDLES.pattern})|\bclass\s+{_PARTICIPLE.pattern}",
-)
+_SUSPECT = re.compile(rf"[\"'](?:\\\n)?\s*{_OPENING.pattern}|class\s+{_PARTICIPLE.pattern}")
 NOUNS = {
     "Building",
     "Drawing",
@@ -144,7 +141,10 @@ def typescript_faults(text: str) -> list[tuple[int, str]]:
 
 def faults(text: str) -> list[tuple[int, str]]:
     """Return line and reason of everything in a module that breaks the rules, in the order of its lines."""
-    if not _SUSPECT.search(text):
+    # Searches of the text take a hundredth of the time that parsers do.
+    lower = text.lower()
+    may_riddle = any(riddle in lower for riddle in RIDDLES)
+    if not (may_riddle or _SUSPECT.search(text)):
         return []
     statements = [*_statements(ast.parse(text))]
     found = []
@@ -156,7 +156,7 @@ def faults(text: str) -> list[tuple[int, str]]:
     for line, docstring in docstrings:
         if opening := _OPENING.match(docstring.lstrip()):
             found.append((line, f"the docstring opens with {opening[0]!r}"))
-    for line, words in [*docstrings, *_comments(text)]:
+    for line, words in [*docstrings, *_comments(text)] if may_riddle else ():
         found += [(line, f"says {riddle[0]!r}") for riddle in _RIDDLES.finditer(words)]
     for node in statements:
         if isinstance(node, ast.ClassDef) and _PARTICIPLE.fullmatch(node.name) and node.name.lstrip("_") not in NOUNS:
