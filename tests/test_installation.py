@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import chosen
 
 from llamado import installation
 from llamado.installation import install_command
@@ -90,7 +91,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", _STARTS)
+@pytest.mark.parametrize("start", chosen(_STARTS, ["the watchdog of processes", "taps"]))
 def test_nothing_in_the_working_directory_is_imported(hostile: Path, start: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     script = "\n".join(line[8:] for line in _STARTS[start].splitlines())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ports import free_port
@@ -191,6 +190,13 @@ def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """A process that tries what cannot be done, and then serves a chat."""
+    model = make_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    return without(_REFUSED + _SERVED, str(model), str(free_port()))
+
+
 @pytest.mark.full
 def test_all_modules_are_imported() -> None:
     done = without(_IMPORTED)
@@ -200,21 +206,16 @@ def test_all_modules_are_imported() -> None:
     )
 
 
-def test_a_chat_is_answered(tmp_path: Path) -> None:
+def test_a_chat_is_answered(done: subprocess.CompletedProcess[str]) -> None:
     """The server starts, renders a template in its child, computes, and ends by Ctrl-C."""
-    model = make_llama(tmp_path / "tiny.gguf")
-    port = free_port()
-    done = without(_SERVED, str(model), str(port))
     assert done.returncode == 0, done.stderr
     completion, chat = json.loads(done.stdout.splitlines()[-1])
     assert completion["tokens_predicted"] == 4 and completion["content"]
     assert chat["object"] == "chat.completion" and chat["usage"]["prompt_tokens"] > 4
 
 
-def test_missing_system_features_are_errors() -> None:
-    done = without(_REFUSED)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+def test_missing_system_features_are_errors(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.stdout.splitlines()[:2] == [
         "llamado up needs Linux or macOS; on Windows start llamado worker and llamado serve --rpc separately",
         "[Errno 38] processes that end with their parent need Linux or macOS",
     ]

@@ -52,7 +52,7 @@ MIB = bytes(1 << 20)
         ({}, [b"x"], limits(max_seconds=-1.0), "longer than"),
         ({"content-length": "9" * 18}, [], {}, "more than"),
         *(({"content-length": length}, [], {}, "announces") for length in ("9" * 5000, "-1", "+1", "0x1")),
-        ({"content-encoding": "gzip"}, [zlib.compress(MIB * 64, wbits=31)], {}, "compressed"),
+        ({"content-encoding": "gzip"}, [zlib.compress(MIB, wbits=31)], {}, "compressed"),
         ({"content-encoding": "identity"}, [b"x"], {}, ""),
     ],
 )
@@ -153,6 +153,6 @@ def test_all_clients_are_bounded() -> None:
     unbounded = {
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
-        if re.search(r"\bhttpx\.(Async)?Client\(|\bhttpx\.(get|post|stream)\(|urlopen\(", path.read_text())
+        if re.search(r"httpx\.(Async)?Client\(|httpx\.(get|post|stream)\(|urlopen\(", path.read_text())
     }
     assert unbounded - {"cluster/deploy/containers.py"} == own

