@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
+from tiers import first_of
 from tiny_models import make_llama
 from waiting import GUARD, until
 from wire_client import running
@@ -33,6 +35,7 @@ from llamado.rpc.worker.server import Worker
 N_CTX = 2048
 SPLIT = SplitOptions(tensor_split=(1.0,), request_wait=120.0)
 """Start without workers. This machine has one part of the layers, and so has each worker that joins."""
+LOST, NO_ROOM = DeviceLost("RPC0", "the plug was pulled"), DeviceError("it has no room")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,18 @@ class Stream(threading.Thread):
             assert self.error is None and least < N_CTX - 16, self.error
 
 
+def check_alone(model: Path, streams: list[Stream]) -> None:
+    """Compare the tokens with those of this machine alone, which answers all requests at once."""
+    with LoadedModel.load(model, options(None, len(streams))) as alone, ThreadPoolExecutor() as pool:
+
+        def ask(stream: Stream) -> list[int]:
+            request = dict(stream.request)
+            n = len(stream.tokens)
+            return [*alone.complete(request.pop("prompt"), n_predict=n, ignore_eos=True, **request).tokens]
+
+        assert [*pool.map(ask, streams)] == [stream.tokens for stream in streams]
+
+
 @pytest.mark.slow
 def test_eight_streams_while_workers_join_and_leave(model: Path) -> None:
     with ExitStack() as stack:
@@ -141,12 +156,7 @@ def test_eight_streams_while_workers_join_and_leave(model: Path) -> None:
         for stream in streams:
             stream.join(120)
             assert stream.error is None and not stream.is_alive()
-    with LoadedModel.load(model, options(None)) as alone:
-        for stream in streams:
-            request = dict(stream.request)
-            n = len(stream.tokens)
-            found = alone.complete(request.pop("prompt"), n_predict=n, ignore_eos=True, **request).tokens
-            assert [*found] == stream.tokens
+    check_alone(model, streams)
 
 
 @pytest.mark.slow
@@ -165,11 +175,13 @@ def test_joining_an_unreachable_worker_changes_nothing(model: Path, right: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [DeviceLost("RPC0", "the plug was pulled"), DeviceError("it has no room")])
-@pytest.mark.parametrize("where", ["send_ahead", "settle"])
+@pytest.mark.parametrize(
+    "failure", first_of([("send_ahead", LOST), ("settle", NO_ROOM), ("send_ahead", NO_ROOM), ("settle", LOST)], 2)
+)
 def test_a_worker_that_fails_during_the_join_changes_nothing(
-    model: Path, right: list[int], where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    model: Path, right: list[int], failure: tuple[str, Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    where, error = failure
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
         tensors: Any = llama.forward._tensors  # type: ignore[attr-defined]
@@ -339,12 +351,7 @@ def test_a_manual_layout_during_streams(model: Path, right: list[int]) -> None:
             for stream in streams:
                 stream.join()
             assert answer(llama) == right
-        with LoadedModel.load(model, options(None, 4)) as alone:
-            for stream in streams:
-                request = dict(stream.request)
-                n = len(stream.tokens)
-                result = alone.complete(request.pop("prompt"), n_predict=n, ignore_eos=True, **request)
-                assert [*result.tokens] == stream.tokens
+    check_alone(model, streams)
 
 
 @pytest.mark.full

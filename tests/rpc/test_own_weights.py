@@ -20,6 +20,7 @@ from tiny_models import make_llama
 from waiting import until
 from wire_client import Client, raw, running
 
+from llamado.devices import kernel_cache
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
@@ -43,6 +44,8 @@ def small_weights_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(upload, "OWN_HASH_THRESHOLD", 1 << 30)
     monkeypatch.setattr(mapping, "_LEAST_MAPPED", 4096)
     monkeypatch.setattr(own_files, "_SCAN_INTERVAL", 0.0)
+    kernels = kernel_cache.cache_folder()
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: kernels)  # not compiled again for each test
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "nothing"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
