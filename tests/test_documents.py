@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -297,10 +298,18 @@ def why_not(command: str) -> str:
     return ""
 
 
+parser_of = cache(make_parser)
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    return frozenset(parser_of(command)._option_string_actions)
+
+
 def flags_of(given: list[str]) -> Any:
     """The flags of a command of llamado's, read by its own parser. Raises FlagError and SystemExit."""
     own, _ = split_server_flags(given[2:]) if given[1] in ("deploy", "up") else (given[2:], [])
-    return parse(make_parser(given[1]), given[1], own, {})[0]
+    return parse(parser_of(given[1]), given[1], own, {})[0]
 
 
 @pytest.fixture
@@ -388,7 +397,7 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                 continue
             command = PROGRAMS.get(given[1], given[1])
             assert command in COMMANDS, f"{page}: {span}"
-            known = {*make_parser(command)._option_string_actions, "--"}
+            known = options_of(command) | {"--"}
             for word in split_server_flags(given[2:])[0]:
                 assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in known, f"{page}: {span}"
 
@@ -396,7 +405,7 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
 @pytest.mark.slow
 def test_flags_named_in_prose_exist() -> None:
     ours = {name for flag in FLAGS for name in (*flag.names, *flag.off_names)}
-    ours |= {name for command in COMMANDS for name in make_parser(command)._option_string_actions}
+    ours |= {name for command in COMMANDS for name in options_of(command)}
     scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     of_scripts = {*re.findall(r'add_argument\("(--[\w-]+)"', scripts)}
     for page in PAGES:

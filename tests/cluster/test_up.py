@@ -16,6 +16,7 @@ import httpx
 import pytest
 import trustme
 from cluster_events import after_message
+from tiers import first_of
 from tiny_models import make_llama
 from up_process import BODY, Up, answer
 from waiting import GUARD, until
@@ -35,11 +36,12 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 @pytest.mark.slow
-def test_every_service_can_be_killed_in_turn(up: Up) -> None:
-    process = up.start("--nodes", "3", "--latency", "1", "--", "-c", "256")
+@pytest.mark.parametrize("workers", first_of([1, 2]))
+def test_every_service_can_be_killed_in_turn(up: Up, workers: int) -> None:
+    process = up.start("--nodes", str(workers + 1), "--latency", "1", "--", "-c", "256")
     state = up.ready()
     names = [service["name"] for service in state["services"]]
-    assert names == ["worker1", "worker2", "tap1", "server"]
+    assert names == [*(f"worker{n + 1}" for n in range(workers)), "tap1", "server"]
     expected = answer(state["url"])
     assert len(expected) > 8
     for name in names:
@@ -52,10 +54,10 @@ def test_every_service_can_be_killed_in_turn(up: Up) -> None:
 
         until(again)
         assert answer(state["url"]) == expected, name
-    assert "tap1    | " in up.command("logs").stdout
-    assert "all slots are idle" in up.command("logs", "server").stdout
-    assert up.command("drain", "server").stdout == "server is drained\n"
-    assert up.command("down").stdout == "default has stopped\n"
+    assert "tap1    | " in up.printed("logs")
+    assert "all slots are idle" in up.printed("logs", "server")
+    assert up.printed("drain", "server") == "server is drained\n"
+    assert up.printed("down") == "default has stopped\n"
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
     assert not up.left()
     assert "no cluster" in up.command("down").stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import orjson
 from waiting import GUARD, until
 
 from llamado.cluster.state import all_clusters
+from llamado.commands import cli
 from llamado.processes.watchdog import marked
 
 BODY = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
@@ -32,6 +35,12 @@ class Up:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "llamado", *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=GUARD)
+
+    def printed(self, *arguments: str) -> str:
+        """Return what a command prints in this process, which has imported it already."""
+        with mock.patch.dict(os.environ, self.environment), contextlib.redirect_stdout(io.StringIO()) as out:
+            cli.main([*arguments])
+        return out.getvalue()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "llamado", "up", "-m", str(self.model), "--port", "0", *arguments]

@@ -344,7 +344,7 @@ def test_first_run_installs(run: Run, clone: Path, tmp_path: Path) -> None:
     (venv / ".llamado-installed").unlink()
     # "python -m venv" creates one whose pip fails until the file "network" exists.
     made = f'echo "$*" >>{log}; test -e {tmp_path / "network"} || exit 1'
-    inner = f'case "$*" in *"-m pip"*) {made} ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac'
+    inner = f'case "$*" in *"-m pip"*) {made} ;; *) echo "$*" ;; esac'
     script(tmp_path / "made", inner)
     new = f'mkdir -p "$4/bin"; cp {tmp_path / "made"} "$4/bin/python"; echo "$*" >>{log}'
     script(
@@ -374,8 +374,7 @@ def python_log(clone: Path, tmp_path: Path) -> Path:
     ("given", "variables", "expected"),
     [
         ([], {}, "-m smollm2 --nodes 3,4,5 --latency 0,5,10,20,30"),
-        (["glm", "-r", "1"], {}, "-m glm --nodes 3,4,5 --latency 0,5,10,20,30 -r 1"),
-        (["x.gguf"], {"NODES": "3", "LATENCIES": "0,20"}, "-m x.gguf --nodes 3 --latency 0,20"),
+        (["glm", "-r", "1"], {"NODES": "3", "LATENCIES": "0,20"}, "-m glm --nodes 3 --latency 0,20 -r 1"),
     ],
 )
 def test_the_table_of_latencies(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from recorded_commands import RecordedCommands, Seen
+from tiers import first_of
 from tiny_models import make_llama
 from waiting import until
 
@@ -678,8 +679,17 @@ def test_every_flag_has_its_row() -> None:
     assert len({key(flag) for flag in USED}) == len(USED)
 
 
+FIRST = {command: key(next(flag for flag in USED if command in flag.commands and flag.env)) for command in COMMANDS
+         if any(command in flag.commands and flag.env for flag in USED)}  # fmt: skip
+"""For each command, a flag with a variable."""
+
+
+@pytest.mark.parametrize("variables", first_of(["of some commands", "of all commands"]))
 @pytest.mark.parametrize("flag", USED, ids=key)
-def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
+def test_a_flag_arrives_where_it_acts(
+    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag, variables: str
+) -> None:
+    """All commands read variables alike: in each run those of a flag's home, and one of each other command."""
     row = ROWS[key(flag)]
     for command in (command for command in COMMANDS if command in flag.commands):
         start = BASE[command] if row.base is None else row.base
@@ -692,7 +702,8 @@ def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[
             after = runs.run(capsys, command, f"{start} {row.along}".split() + arguments_of(flag, name, row.value))
             check(runs, flag, row, command, base, after, name)
         text = row.value if row.value is not None else "off" if flag.default is True else "1"
-        for variable in flag.env:
+        every = command == home(flag) or key(flag) == FIRST[command] or variables == "of all commands"
+        for variable in flag.env if every else ():
             after = runs.run(capsys, command, f"{start} {row.along}", **{variable: text})
             check(runs, flag, row, command, base, after, variable)
 
@@ -739,7 +750,7 @@ def test_an_open_address_without_a_key_is_said(
             assert warnings(f"{base} --host {host}") == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_flags_take_effect_in_a_server(folder: Path) -> None:
     flags = (
         "--port 0 -c 256 -np 2 -n 3 --temp 0 -a one,two --api-key k --metrics --no-slots --api-prefix /llm "

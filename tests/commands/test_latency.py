@@ -186,12 +186,21 @@ def test_predicted_rates() -> None:
     assert predicted(rows, rows[3], both_ways=True) == pytest.approx(1e3 / (25 + 8 * 20))
 
 
-@pytest.mark.slow
+ROWS = [Row(nodes, ms, {PLAIN: 60 / (1 + ms) / nodes, "ring": 200 / nodes}) for nodes in (3, 4) for ms in (0, 5, 10)]
+
+
+def test_curves() -> None:
+    """One plot for each column, one curve for each number of nodes. Nothing is painted."""
+    plain, ring = latency._figure(ROWS, "a model").axes
+    assert (plain.get_title(), ring.get_title()) == (PLAIN, "ring")
+    assert [line.get_label() for line in plain.lines] == ["3 nodes", "4 nodes"]
+    assert [*plain.lines[1].get_xdata()] == [0, 5, 10] and [*plain.lines[1].get_ydata()] == [15, 2.5, 60 / 11 / 4]
+    assert [*ring.lines[0].get_ydata()] == [200 / 3] * 3
+
+
+@pytest.mark.full
 def test_plots(tmp_path: Path) -> None:
-    rows = [
-        Row(nodes, ms, {PLAIN: 60 / (1 + ms) / nodes, "ring": 200 / nodes}) for nodes in (3, 4) for ms in (0, 5, 10)
-    ]
-    png, svg = latency.draw(rows, "a model", tmp_path / "new")
+    png, svg = latency.draw(ROWS, "a model", tmp_path / "new")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
     assert "<svg" in text and text.rstrip().endswith("</svg>")
@@ -461,7 +470,7 @@ def test_split_options_are_kept() -> None:
     assert split == replace(given, rpc=("b:2",))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_own_workers() -> None:
     with latency.own_workers(2) as endpoints:
         assert len({endpoint.port for endpoint in endpoints}) == 2
