@@ -22,6 +22,7 @@ from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
+from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
 from llamado.engine.forward import device_pool
 from llamado.engine.loaded_model import LoadedModel
@@ -377,7 +378,8 @@ def test_a_prediction_measures_unknown_devices_once(model: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_impossible_layouts_change_nothing(model: Path, right: list[int]) -> None:
+def test_impossible_layouts_change_nothing(model: Path, right: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_pool, "measure_all", lambda devices, **_: [*map(figures_of, devices)])
     with worker() as one:
         split = replace(SPLIT, rpc=(str(one.endpoint),), tensor_split=(1.0, 1.0))
         with LoadedModel.load(model, options(split)) as llama:

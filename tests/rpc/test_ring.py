@@ -291,9 +291,7 @@ def test_the_link_is_cut(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", first_of([0, 1]))
-def test_a_worker_is_lost_and_returns(
-    model: Path, right: list[list[int]], long: list[list[int]], which: int
-) -> None:
+def test_a_worker_is_lost_and_returns(model: Path, right: list[list[int]], long: list[list[int]], which: int) -> None:
     """The new connection is linked again."""
     with workers(2) as both, ExitStack() as stack:
         ways = [CuttableProxy(one.endpoint) for one in both]

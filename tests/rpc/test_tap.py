@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.rpc import wire
@@ -564,7 +565,7 @@ def test_the_summary(worker: FakeWorker) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     command = [

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from owners import needs_other_owners
+from tiers import first_of
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
@@ -301,7 +302,7 @@ def test_close_writes_the_queue(cache: TensorCache, shared: SharedDevice) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [300_000, 1 << 20, (1 << 20) + 1])
+@pytest.mark.parametrize("size", first_of([300_000, 1 << 18, 1 << 20, (1 << 20) + 1], 2))
 def test_whole_pages_are_mapped_copy_on_write(cache: TensorCache, shared: SharedDevice, size: int) -> None:
     data = noise(size)
     hash = kept(cache, shared, data)

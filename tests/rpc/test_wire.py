@@ -186,7 +186,7 @@ def read_requests(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     protocol=st.sampled_from([*wire.PROTOCOLS.values()]),
     hello=REQUESTS[wire.Command.HELLO],
@@ -235,7 +235,7 @@ def test_descriptions_keep_tickets_secret() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sent=st.lists(answers, max_size=6), at=st.lists(st.integers(0, 2**16)))
 def test_responses_are_read_as_written(sent: list[tuple[wire.Command, wire.Response]], at: list[int]) -> None:
     reader, stream, written = wire.ResponseReader(), bytearray(), []

@@ -261,7 +261,7 @@ def test_the_graph_of_a_lost_client_is_abandoned(device: CpuDevice) -> None:
 def test_an_operation_is_abandoned_in_the_middle() -> None:
     """Threads finish their current piece only; the next graph is computed as a whole."""
     device = CpuDevice(2)
-    w, x = g.new_tensor(T.F16, 4096, 4096, name="w"), g.new_tensor(T.F32, 4096, 2048, name="x")
+    w, x = g.new_tensor(T.F16, 4096, 4096, name="w"), g.new_tensor(T.F32, 4096, 512, name="x")
     graph = Graph()
     y = graph.output("y", g.mul_mat(w, x))
     device.place([w, x, y])
