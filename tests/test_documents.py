@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links, spans, text_of, words
+from parsers import parser_of
 from PIL import Image
 from projectors import spec
 from projectors.siglip import GEMMA3
@@ -33,7 +34,7 @@ from waiting import GUARD, until
 from llamado.cluster.deploy.deployment import Deployment
 from llamado.cluster.deploy.targets import files_for
 from llamado.cluster.file import read_cluster
-from llamado.commands.cli import COMMANDS, PROGRAMS, make_parser, split_server_flags
+from llamado.commands.cli import COMMANDS, PROGRAMS, split_server_flags
 from llamado.commands.wait.wait import run_wait
 from llamado.flags import FLAGS, parse
 from llamado.gateway.options import read_config
@@ -296,9 +297,6 @@ def why_not(command: str) -> str:
         if re.match(pattern, bare(command)):
             return f"{reason}: {file}"
     return ""
-
-
-parser_of = cache(make_parser)
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from parsers import parser_of
 
 from llamado.commands import cli
 from llamado.flags import parse
@@ -105,9 +106,9 @@ def test_commands_are_taken(line: str) -> None:
     else:
         command = cli.PROGRAMS[Path(name).name]
     own, behind = cli.split_server_flags(words)
-    parse(cli.make_parser(command), command, own, {})
+    parse(parser_of(command), command, own, {})
     if behind:
-        parse(cli.make_parser("serve"), "serve", behind, {})
+        parse(parser_of("serve"), "serve", behind, {})
 
 
 def test_enough_commands_are_looked_at() -> None:

@@ -8,9 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,8 +20,10 @@ import jsonschema_rs
 import pytest
 import yaml
 from doctor_stand_ins import listening
+from parsers import parser_of
+from tiers import chosen
 
-from llamado.cluster.deploy import monitoring
+from llamado.cluster.deploy import monitoring, targets
 from llamado.cluster.deploy.deployment import (
     Deployment,
     DeploymentError,
@@ -29,7 +33,7 @@ from llamado.cluster.deploy.deployment import (
     variable,
 )
 from llamado.cluster.deploy.kubernetes import WAITING
-from llamado.cluster.deploy.targets import TARGETS, files_for, write
+from llamado.cluster.deploy.targets import TARGETS, write
 from llamado.commands import cli
 from llamado.commands.http_options import access_rules
 from llamado.flags import FLAGS, FlagError, Kind, ParsedFlags, parse
@@ -54,11 +58,24 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Deployments. Every secret in them begins with sk-."""
 KUBERNETES = "1.31.0"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+IN_EACH_RUN = ["closed", "behind a gateway by flags"]
+"""Deployments whose files other programs read in each run, if they are installed."""
+
+
+@pytest.fixture(autouse=True)
+def parsers_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "make_parser", parser_of)
 
 
 @pytest.fixture(params=KINDS)
 def deployment(request: pytest.FixtureRequest) -> Deployment:
     return Deployment(**{"serve": SERVE, **KINDS[request.param]})
+
+
+@cache
+def files_for(target: str, deployment: Deployment) -> Mapping[str, str]:
+    return MappingProxyType(targets.files_for(target, deployment))
 
 
 def program(name: str) -> str:
@@ -68,11 +85,16 @@ def program(name: str) -> str:
     return found
 
 
+def read_yaml(text: str) -> Any:
+    """Read by the C library, which takes no subclasses of `str`."""
+    return yaml.load(str(text), Loader=LOADER)
+
+
 def run_program(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
+def written(folder: Path, files: Mapping[str, str]) -> Path:
     folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -81,7 +103,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 def read(command: list[str]) -> tuple[str, ParsedFlags]:
     """Parse a command line of llamado; return the sub-command and its flags."""
-    return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
+    return command[0], parse(parser_of(command[0]), command[0], command[1:], {})[0]
 
 
 def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> ParsedFlags:
@@ -153,6 +175,7 @@ def test_systemd(deployment: Deployment) -> None:
         assert name == "worker" and worker.port == 50053 and worker.cache and worker.host == "127.0.0.1"
 
 
+@pytest.mark.parametrize("deployment", chosen(KINDS, IN_EACH_RUN), indirect=True)
 def test_systemd_accepts_the_units(deployment: Deployment, tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
     folder = written(tmp_path / "units", files_for("systemd", replace(deployment, program=sys.executable)))
@@ -182,7 +205,7 @@ def as_compose_reads(value: Any) -> Any:
 @pytest.mark.slow
 def test_compose(deployment: Deployment, compose_schema: Any) -> None:
     files = files_for("compose", deployment)
-    content = yaml.safe_load(files["compose.yaml"])
+    content = read_yaml(files["compose.yaml"])
     assert [error.message for error in compose_schema.iter_errors(content)] == []
     assert list(compose_schema.iter_errors({**content, "services": {"a": {"imgae": "x"}}}))
     services = as_compose_reads(content["services"])
@@ -253,6 +276,7 @@ def project_file() -> str:
 # --- nginx and prometheus ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("deployment", chosen(KINDS, IN_EACH_RUN), indirect=True)
 def test_nginx_accepts_the_file(deployment: Deployment, tmp_path: Path) -> None:
     nginx = program("nginx")
     text = files_for("nginx", deployment)["nginx.conf"]
@@ -274,6 +298,7 @@ def test_nginx_accepts_the_file(deployment: Deployment, tmp_path: Path) -> None:
     assert run_program(nginx, "-t", "-c", tmp_path / "nginx.conf", "-g", f"pid {tmp_path}/pid;").returncode != 0
 
 
+@pytest.mark.parametrize("deployment", chosen(KINDS, IN_EACH_RUN), indirect=True)
 def test_promtool_accepts_the_files(deployment: Deployment, tmp_path: Path) -> None:
     promtool = program("promtool")
     folder = written(tmp_path / "prometheus", files_for("prometheus", deployment))
@@ -288,7 +313,7 @@ def test_promtool_accepts_the_files(deployment: Deployment, tmp_path: Path) -> N
 
 def test_prometheus_uses_prefix_scheme_and_key_of_the_servers(deployment: Deployment) -> None:
     files = files_for("prometheus", deployment)
-    (job,) = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
+    (job,) = read_yaml(files["prometheus.yml"])["scrape_configs"]
     assert job["metrics_path"] == f"{deployment.prefix}/metrics" and job.get("scheme") == (
         "https" if deployment.server_https else None
     )
@@ -296,7 +321,7 @@ def test_prometheus_uses_prefix_scheme_and_key_of_the_servers(deployment: Deploy
     if deployment.server_has_key:
         assert job["authorization"]["credentials_file"] == "/etc/llamado/prometheus.key"
         assert files.get("prometheus.key", "\n") == f"{deployment.first_key}\n"
-    (down, *_) = yaml.safe_load(files["llamado.rules.yml"])["groups"][0]["rules"]
+    (down, *_) = read_yaml(files["llamado.rules.yml"])["groups"][0]["rules"]
     url = f"{'https' if deployment.server_https else 'http'}://{{{{ $labels.instance }}}}{deployment.prefix}"
     assert down["annotations"]["summary"].endswith(f"llamado doctor {url}")
 
@@ -383,14 +408,14 @@ def test_key_files_are_used_from_their_paths(tmp_path: Path) -> None:
     keys.write_text("# ours\n\nsk-first\nsk-second\n")
     deployment = Deployment(serve=("-m", "m", "--api-key-file", str(keys)), gateway=())
     assert deployment.first_key == "sk-first" and deployment.secrets("gateway") == {"LLAMADO_REPLICA_KEY": "sk-first"}
-    content = yaml.safe_load(files_for("compose", deployment)["compose.yaml"])
+    content = read_yaml(files_for("compose", deployment)["compose.yaml"])
     assert content["secrets"] == {"api_key_file": {"file": str(keys)}}
     for name in ("server", "gateway"):
         command = content["services"][name]["command"]
         assert command[command.index("--api-key-file") + 1] == "/run/secrets/api_key_file"
-    assert yaml.safe_load_all(files_for("kubernetes", deployment)["llamado-secrets.yaml"])
+    assert [*yaml.load_all(files_for("kubernetes", deployment)["llamado-secrets.yaml"], Loader=LOADER)]
     both = Deployment(serve=("-m", "m", "--api-key-file", "/a"), gateway=("--api-key-file", "/b"))
-    content = yaml.safe_load(files_for("compose", both)["compose.yaml"])
+    content = read_yaml(files_for("compose", both)["compose.yaml"])
     assert content["secrets"] == {"api_key_file": {"file": "/a"}, "gateway_api_key_file": {"file": "/b"}}
 
 
@@ -400,7 +425,7 @@ def test_key_files_are_used_from_their_paths(tmp_path: Path) -> None:
 def expressions() -> dict[str, str]:
     """Return all expressions of alerts and panels."""
     deployment = Deployment()
-    groups = yaml.safe_load(files_for("prometheus", deployment)["llamado.rules.yml"])["groups"]
+    groups = read_yaml(files_for("prometheus", deployment)["llamado.rules.yml"])["groups"]
     found = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     for panel in json.loads(files_for("grafana", deployment)["llamado-dashboard.json"])["panels"]:
         for target in panel["targets"]:
@@ -505,7 +530,7 @@ def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path
 
     prometheus = program("prometheus")
     files = files_for("prometheus", Deployment(replicas=2))
-    content = yaml.safe_load(files["prometheus.yml"])
+    content = read_yaml(files["prometheus.yml"])
     content["scrape_configs"][0]["static_configs"][0]["targets"] = list(two[:2])
     content["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     folder = written(tmp_path / "p", {**files, "prometheus.yml": yaml.safe_dump(content)})
@@ -537,7 +562,7 @@ def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path
 def manifests(deployment: Deployment) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in files_for("kubernetes", deployment).values():
-        for one in yaml.safe_load_all(text):
+        for one in yaml.load_all(str(text), Loader=LOADER):
             found[f"{one['kind']} {one['metadata']['name']}"] = one
     return found
 
@@ -651,7 +676,7 @@ def test_kubernetes(deployment: Deployment) -> None:
 
 
 def test_the_autoscaler_gets_its_metric() -> None:
-    (rule,) = yaml.safe_load(files_for("prometheus", Deployment())["adapter-values.yaml"])["rules"]["custom"]
+    (rule,) = read_yaml(files_for("prometheus", Deployment())["adapter-values.yaml"])["rules"]["custom"]
     scaler = manifests(Deployment(serve=SERVE))["HorizontalPodAutoscaler llamado-server"]
     (metric,) = scaler["spec"]["metrics"]
     assert rule["name"]["as"] == metric["pods"]["metric"]["name"] and f'"{WAITING}"' in rule["seriesQuery"]
@@ -701,7 +726,7 @@ def test_folders_of_flags_are_writable() -> None:
     deployment = Deployment(serve=(*SERVE, "--slot-save-path", "/srv/slots", "--log-file", "/var/log/x/a.log"))
     unit = entries(files_for("systemd", deployment)["llamado-server@.service"])
     assert unit["ReadWritePaths"] == ["/srv/slots /var/log/x"]
-    service = yaml.safe_load(files_for("compose", deployment)["compose.yaml"])["services"]["server"]
+    service = read_yaml(files_for("compose", deployment)["compose.yaml"])["services"]["server"]
     assert service["volumes"][1:3] == ["/srv/slots:/srv/slots", "/var/log/x:/var/log/x"]
     places = {
         mount["mountPath"] for mount in container(manifests(deployment)["Deployment llamado-server"])["volumeMounts"]

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from parsers import parser_of
 
 from llamado import flags
 from llamado.cluster.doctor.logs import PATTERNS
@@ -86,7 +87,7 @@ def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeyp
         if command.startswith("-"):
             assert [command, *arguments] == ["--version"]
         elif "--help" not in arguments:
-            flags.parse(cli.make_parser(command), command, arguments, {})
+            flags.parse(parser_of(command), command, arguments, {})
 
 
 def test_only_replica_missing_recommends_doctor() -> None:

@@ -10,15 +10,17 @@ from contextlib import ExitStack
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from doctor_stand_ins import Certificates, accepting, listening, saying, swallowing
 from fakes import FakeEngine
-from odd_json import HTML, TOO_DEEP, bent
+from odd_json import FEW, HTML, ODD, TOO_DEEP, bent
 from ports import free_port
 from scripted_server import Exchange, ScriptedServer
 from scripted_worker import ScriptedWorker
+from tiers import first_of
 
 from llamado.cluster.doctor import machine, probes, servers
 from llamado.cluster.doctor.servers import examine_servers
@@ -449,12 +451,13 @@ def examined(path: str, body: bytes, status: int = 200, **headers: str) -> list[
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("values", first_of([FEW, ODD], ids=["few", "all"]))
 @pytest.mark.parametrize("path", ["/props", "/v1/models", "/slots", "/health", "/gateway/status"])
-def test_unexpected_json_raises_no_error(path: str) -> None:
-    for body in bent(ANSWERS[path]):
+def test_unexpected_json_raises_no_error(path: str, values: tuple[Any, ...]) -> None:
+    for body in bent(ANSWERS[path], values):
         examined(path, json.dumps(body).encode())
     if path == "/health":
-        for body in (*bent(UNREADY), *bent(NO_REPLICA)):
+        for body in (*bent(UNREADY, values), *bent(NO_REPLICA, values)):
             examined(path, json.dumps(body).encode(), 503)
 
 

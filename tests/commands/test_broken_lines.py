@@ -6,6 +6,7 @@ import re
 import shlex
 
 import pytest
+from parsers import parser_of
 
 from llamado.commands import cli
 from llamado.commands.up.start import server_options
@@ -27,7 +28,7 @@ def words_of(text: str, *, comments: bool = True) -> list[str]:
 
 def refused(*words: str, command: str = "serve") -> str:
     with pytest.raises(FlagError) as caught:
-        parse(cli.make_parser(command), command, list(words), {})
+        parse(parser_of(command), command, list(words), {})
     return str(caught.value)
 
 
@@ -76,9 +77,9 @@ def test_a_command_that_ends_before_its_name(capsys: pytest.CaptureFixture[str])
 
 
 def test_values_may_be_anything() -> None:
-    flags, _ = parse(cli.make_parser("run"), "run", ["-m", "x", "-p", " "], {})
+    flags, _ = parse(parser_of("run"), "run", ["-m", "x", "-p", " "], {})
     assert flags.prompt == " "
-    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
+    flags, _ = parse(parser_of("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
     assert (flags.api_key, flags.chat_template) == (["#1"], "\\")
-    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
+    flags, _ = parse(parser_of("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
     assert flags.dry_sequence_breakers == ["\n"]

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from parsers import parser_of
 
 from llamado import flags
 from llamado.__main__ import main as entry
@@ -31,10 +33,20 @@ LLAMA_SERVER = (
 )
 
 
-def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> ParsedFlags:
+@pytest.fixture(autouse=True)
+def parsers_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "make_parser", parser_of)
+
+
+@cache
+def flags_of(command: str) -> FlagParser:
     parser = FlagParser(prog="llamado", allow_abbrev=False)
     add_flags(parser, command)
-    return parse(parser, command, arguments, environ or {})[0]
+    return parser
+
+
+def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> ParsedFlags:
+    return parse(flags_of(command), command, arguments, environ or {})[0]
 
 
 def settings(*arguments: str, environ: Mapping[str, str] | None = None) -> Any:

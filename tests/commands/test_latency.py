@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from parsers import parser_of
 from waiting import GUARD
 
 from llamado.commands import cli
@@ -144,7 +145,7 @@ def test_numbers_of_the_flags() -> None:
 
 
 def compared(*words: str, environ: dict[str, str] | None = None) -> list[str]:
-    return compared_of(parse(cli.make_parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
+    return compared_of(parse(parser_of("bench"), "bench", ["-m", "x", *words], environ or {})[0])
 
 
 def test_columns_of_the_flags() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parsers import parser_of
 from tiny_models import make_llama
 
-from llamado.commands.cli import make_parser
 from llamado.commands.memory_need import memory_need
 from llamado.devices.limits import memory
 from llamado.flags import FlagError, parse
@@ -54,7 +54,7 @@ def test_unknown_need_is_0(command: list[str]) -> None:
 
 def test_the_limit_of_all_models() -> None:
     def limit(*flags: str) -> int:
-        return serve._memory_limit(parse(make_parser("serve"), "serve", flags, {})[0])
+        return serve._memory_limit(parse(parser_of("serve"), "serve", flags, {})[0])
 
     assert limit("--models-memory", "24G") == 24 << 30
     assert limit("--models-memory", "0") == 0
