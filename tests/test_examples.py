@@ -45,6 +45,7 @@ def run(name: str, argument: object) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
+@pytest.mark.full
 def test_completion(model: Path) -> None:
     assert run("completion.py", model).strip()
 

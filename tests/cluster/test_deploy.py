@@ -413,7 +413,7 @@ def test_key_files_are_used_from_their_paths(tmp_path: Path) -> None:
     for name in ("server", "gateway"):
         command = content["services"][name]["command"]
         assert command[command.index("--api-key-file") + 1] == "/run/secrets/api_key_file"
-    assert [*yaml.load_all(files_for("kubernetes", deployment)["llamado-secrets.yaml"], Loader=LOADER)]
+    assert [*yaml.load_all(str(files_for("kubernetes", deployment)["llamado-secrets.yaml"]), Loader=LOADER)]
     both = Deployment(serve=("-m", "m", "--api-key-file", "/a"), gateway=("--api-key-file", "/b"))
     content = read_yaml(files_for("compose", both)["compose.yaml"])
     assert content["secrets"] == {"api_key_file": {"file": "/a"}, "gateway_api_key_file": {"file": "/b"}}

@@ -107,6 +107,7 @@ def test_waiting_in_the_shell(url: str) -> None:
         assert done.returncode == 0 and done.stdout.endswith("Server ready!\n"), done
 
 
+@pytest.mark.full
 def test_waiting_in_python(url: str) -> None:
     def wait_for_server_ready(url: str, timeout: int = 60, check_interval: float = 0.1) -> bool:
         start_time = time.time()
@@ -170,6 +171,7 @@ def test_the_client_of_the_guide(url: str, start: Start, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "Server status: Loading model\n"
 
 
+@pytest.mark.full
 def test_requests_of_the_guide(url: str) -> None:
     """Chat, completions, and a stream whose "content" is printed."""
     assert _is_ready(url)

@@ -126,13 +126,14 @@ def check_alone(model: Path, streams: list[Stream]) -> None:
 
 
 @pytest.mark.slow
-def test_eight_streams_while_workers_join_and_leave(model: Path) -> None:
+@pytest.mark.parametrize("n", first_of([4, 8]))
+def test_streams_while_workers_join_and_leave(model: Path, n: int) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(worker()) for _ in range(2))
-        llama = stack.enter_context(LoadedModel.load(model, options(SPLIT, 8)))
+        llama = stack.enter_context(LoadedModel.load(model, options(SPLIT, n)))
         cluster = llama.cluster
         assert cluster is not None
-        streams = [Stream(llama, n) for n in range(8)]
+        streams = [Stream(llama, number) for number in range(n)]
         for stream in streams:
             stream.start()
 

@@ -756,7 +756,7 @@ def new_chains(client: Client, n: int, rng: np.random.Generator) -> wire.GraphCo
     a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
     for _ in range(n):
         x = a
-        for kind in rng.integers(0, 4, 16):
+        for kind in rng.integers(0, 4, 8):
             x = g.unary(x, [UnaryOp.STEP, UnaryOp.RELU, UnaryOp.NEG, UnaryOp.ABS][kind])  # quickly compiled
         graph.output(str(len(graph.nodes)), x)
     places, size = layout([a, *graph.outputs.values()])

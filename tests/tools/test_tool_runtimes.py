@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import first_of
 
 from llamado.tools.errors import InvalidCall, ToolsError
 from llamado.tools.runtime import command_wrapper
@@ -66,7 +67,7 @@ def using(place: Path, test: Callable[[Any], Any], runtime: str = "", builtin: t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["docker-container:box", "docker:there", "ssh:host"])
+@pytest.mark.parametrize("runtime", first_of(["ssh:host", "docker-container:box", "docker:there"]))
 def test_tools_work_on_remote_hosts(place: Path, runtime: str) -> None:
     async def test(use: Any) -> None:
         odd = "it's $HOME `x`.txt"
