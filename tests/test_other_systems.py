@@ -192,7 +192,7 @@ def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """A process that tries what cannot be done, and then serves a chat."""
+    """The result of a process that tries what Windows lacks, and then serves a chat."""
     model = make_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
     return without(_REFUSED + _SERVED, str(model), str(free_port()))
 

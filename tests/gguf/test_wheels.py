@@ -59,7 +59,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """What pip itself lists of its configuration. Tests with the fixture `site` use its variables only."""
+    """Return the function that asks pip for its configuration. Until a test puts it back, pip is not started."""
     real = index._pip_config_list
     monkeypatch.setattr(index, "_pip_config_list", lambda: "")
     return real

@@ -170,7 +170,7 @@ def test_heartbeats_reconnect_after_an_eviction(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_a_worker_that_freezes_or_dies() -> None:
-    """One connection notices that it froze, the other one, which would wait for it, that it died."""
+    """A connection with a short time limit detects that it froze; a patient one detects that it died."""
     port = free_port()
     command = [
         sys.executable,
