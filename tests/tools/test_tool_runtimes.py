@@ -67,7 +67,7 @@ def using(place: Path, test: Callable[[Any], Any], runtime: str = "", builtin: t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", first_of(["ssh:host", "docker-container:box", "docker:there"]))
+@pytest.mark.parametrize("runtime", first_of(["ssh:host", "docker-container:box", "docker:there"], 2))
 def test_tools_work_on_remote_hosts(place: Path, runtime: str) -> None:
     async def test(use: Any) -> None:
         odd = "it's $HOME `x`.txt"
