@@ -7,6 +7,7 @@ skipped token or a neighbor's cell changes every later logit.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ from llamado.engine.request import (
 from llamado.engine.scheduler.output import EngineVocabulary
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+from llamado.models.batch import MemoryRows, PrefixRows
 from llamado.models.memory import (
     BatchPlacement,
     Latent,
@@ -54,12 +56,24 @@ from llamado.models.memory.states import States
 
 U64 = np.uint64
 
+_MASK = (1 << 64) - 1
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_OF_POSITION = 0x2545F4914F6CDD1D
+
 
 def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        z = (z ^ (z >> U64(30))) * U64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> U64(27))) * U64(0x94D049BB133111EB)
+    """Hash each of the numbers."""
+    z = (z ^ (z >> U64(30))) * U64(_FIRST)
+    z = (z ^ (z >> U64(27))) * U64(_SECOND)
     return z ^ (z >> U64(31))
+
+
+def mix_one(z: int) -> int:
+    """Hash one number as `mix` does, which takes ten times as long for a single one."""
+    z &= _MASK
+    z = (z ^ z >> 30) * _FIRST & _MASK
+    z = (z ^ z >> 27) * _SECOND & _MASK
+    return z ^ z >> 31
 
 
 class FakeMemory(Memory):
@@ -95,7 +109,12 @@ class FakeForward:
         )
         self.memory = FakeMemory(layers, sizes)
         self.memory.attach(self)
-        self.rows = {t.name: np.zeros((t.ne[1], t.nb[1]), np.uint8) for t in self.memory.tensors}
+        self.rows: dict[str, NDArray[np.uint8]] = {}
+        self._states: list[NDArray[np.uint64]] = []
+        """The states in the rows of each layer."""
+        for layer in range(len(self.memory)):
+            self._add_rows(self.memory[layer].tensors)
+        self._at = np.arange(self.memory.n_cells, dtype=U64) * U64(_OF_POSITION)
         self.sizes: list[int] = []
         self.scales: list[Scales] = []
         self.embedded: list[bool] = []
@@ -105,6 +124,18 @@ class FakeForward:
         self.model = b"m" * 32
         self.before: Callable[[int], None] | None = None
         self._vocab = np.arange(1, n_vocab + 1, dtype=U64) * U64(0x9E3779B97F4A7C15)
+
+    def _add_rows(self, tensors: Sequence[Tensor]) -> None:
+        """Allocate the rows of a layer; its tensors hold parts of the same states."""
+        n_rows = tensors[0].ne[1]
+        both = np.zeros((n_rows, sum(tensor.nb[1] for tensor in tensors)), np.uint8)
+        self._states.append(both.view(U64)[:, 0])
+        at = 0
+        for tensor in tensors:
+            assert tensor.name not in self.rows and tensor.ne[1] == n_rows
+            self.rows[tensor.name] = both[:, at : at + tensor.nb[1]]
+            at += tensor.nb[1]
+        assert at == U64(0).nbytes
 
     depth = 1
     launches = False
@@ -172,10 +203,12 @@ class FakeForward:
         self.scales.append(scales)
         found = np.empty((outputs.size, self.n_vocab), np.float32)
         for placed in parts:
-            own = np.arange(tokens.size) if placed.tokens is None else placed.tokens
-            places = np.flatnonzero(np.isin(outputs, own))
-            wanted = np.searchsorted(own, outputs[places]).astype(np.int32)
-            found[places] = self._run(tokens[own], placed, wanted, scales)
+            if placed.tokens is None:
+                found[:] = self._run(tokens, placed, outputs, scales)
+                continue
+            places = np.flatnonzero(np.isin(outputs, placed.tokens))
+            wanted = np.searchsorted(placed.tokens, outputs[places]).astype(np.int32)
+            found[places] = self._run(tokens[placed.tokens], placed, wanted, scales)
         return found
 
     def _run(
@@ -184,7 +217,8 @@ class FakeForward:
         n = tokens.size
         assert 0 < n <= self.max_batch and placed.positions.size == n
         assert tokens.dtype == placed.positions.dtype == outputs.dtype == np.int32
-        assert np.all(np.diff(outputs) > 0) and (outputs.size == 0 or outputs[-1] < n)
+        wanted, positions = outputs.tolist(), placed.positions.tolist()
+        assert all(a < b for a, b in itertools.pairwise(wanted)) and (not wanted or wanted[-1] < n)
         for rows in placed.rows:
             assert rows.written.min() >= 0 and rows.written.max() < rows.spare
             for prefix in rows.prefixes:
@@ -192,63 +226,84 @@ class FakeForward:
                 starts = [*(row for row, _ in prefix.row_ranges), int(rows.first[prefix.start])]
                 assert all(end <= start for end, start in zip(ends, starts, strict=True)), "rows ascend"
                 assert all(n % BLOCK == row % BLOCK == 0 for row, n in prefix.row_ranges)
-        below = [{i: b for b in rows.prefixes for i in range(b.start, b.stop)} for rows in placed.rows]
-        for layer in range(len(self.memory)):
-            if not isinstance(self.memory[layer].part, States):
-                written = placed.rows[self.memory[layer].number].written
-                assert len(set(written.tolist())) == n, "two tokens of one batch in one cell"
-        found = np.empty((outputs.size, self.n_vocab), np.float32)
-        place = {int(o): i for i, o in enumerate(outputs)}
         salt = sum((i + 1) << 40 ^ int(1e6 * scale) << 8 for i, scale in enumerate(scales) if scale)
-        with np.errstate(over="ignore"):
-            for i in range(n):
-                position = int(placed.positions[i])
-                state = np.array([int(tokens[i]) * 1_000_003 + position + 1 + salt], U64)
-                for layer in range(len(self.memory)):
-                    kept = self.memory[layer]
-                    rows = placed.rows[kept.number]
-                    if isinstance(kept.part, States):
-                        number, later = divmod(i, n // placed.n_seqs)
-                        written = int(rows.written[number])
-                        first = written if later else int(rows.first[number])
-                        seen, last = self._states(layer, first, 1), position
-                    else:
-                        written, first = int(rows.written[i]), int(rows.first[i])
-                        if kept.window:
-                            first = max(first, written - kept.window + 1)
-                        seen, last = self._states(layer, first, written - first), position
-                        prefix = below[kept.number].get(i)
-                        if prefix is not None:
-                            whole = [self._states(layer, *stretch) for stretch in prefix.row_ranges]
-                            seen = np.concatenate([*whole, seen])
-                        if kept.window:
-                            seen = seen[max(seen.size - kept.window + 1, 0) :]
-                        assert kept.window or seen.size == position
-                    if seen.size:  # the sum of all states seen, each mixed with its position
-                        at = np.arange(last - seen.size, last, dtype=np.int64).astype(U64)
-                        state = state + mix(seen + at * U64(0x2545F4914F6CDD1D)).sum(dtype=U64)
-                    state = mix(state)
-                    self._remember(layer, written, state)
-                if i in place:
-                    found[place[i]] = (mix(self._vocab ^ state[0]) >> U64(40)).astype(np.float32) / np.float32(1 << 22)
-        return found
+        pairs = zip(tokens.tolist(), positions, strict=True)
+        states = [token * 1_000_003 + position + 1 + salt for token, position in pairs]
+        for layer in range(len(self.memory)):
+            kept = self.memory[layer]
+            if isinstance(kept.part, States):
+                self._step(self._states[layer], placed.rows[kept.number], positions, placed.n_seqs, states)
+            else:
+                self._attend(self._states[layer], kept.window, placed.rows[kept.number], positions, states)
+        if not wanted:
+            return np.empty((0, self.n_vocab), np.float32)
+        last = np.array([states[i] for i in wanted], U64)
+        return (mix(self._vocab ^ last[:, None]) >> U64(40)).astype(np.float32) / np.float32(1 << 22)
 
-    def _states(self, layer: int, first: int, n: int) -> NDArray[np.uint64]:
-        tensors = self.memory[layer].tensors
-        if len(tensors) == 1:
-            return self.rows[tensors[0].name].view(U64)[first : first + n, 0]
-        parts = [self.rows[tensor.name][first : first + n] for tensor in tensors]
-        return np.ascontiguousarray(np.concatenate(parts, axis=1)).view(U64).reshape(-1)
+    @staticmethod
+    def _step(
+        kept: NDArray[np.uint64], rows: MemoryRows, positions: Sequence[int], n_seqs: int, states: list[int]
+    ) -> None:
+        """Hash a recurrent state into each token's state in `states`, and keep the last of each sequence."""
+        length, rest = divmod(len(states), n_seqs)
+        assert rest == 0
+        for number in range(n_seqs):
+            state = int(kept[rows.first[number]])
+            for i in range(number * length, (number + 1) * length):
+                before = mix_one(state + (positions[i] - 1) * _OF_POSITION)
+                states[i] = state = mix_one(states[i] + before)
+            kept[rows.written[number]] = state
 
-    def _remember(self, layer: int, row: int, state: NDArray[np.uint64]) -> None:
-        tensors = self.memory[layer].tensors
-        if len(tensors) == 1:
-            self.rows[tensors[0].name].view(U64)[row, 0] = state[0]
-            return
-        data, at = state.view(np.uint8), 0
-        for tensor in tensors:
-            self.rows[tensor.name][row] = data[at : at + tensor.nb[1]]
-            at += tensor.nb[1]
+    def _attend(
+        self,
+        kept: NDArray[np.uint64],
+        window: int,
+        rows: MemoryRows,
+        positions: Sequence[int],
+        states: list[int],
+    ) -> None:
+        """Hash the states that each token attends to into its own in `states`, and keep that.
+
+        A token adds the states it attends to, each hashed with its position. So the next token of the same sequence
+        has the same sum, and the state of this one.
+        """
+        n = len(states)
+        written, first = rows.written.tolist(), rows.first.tolist()
+        assert len(set(written)) == n, "two tokens of one batch in one cell"
+        below: list[PrefixRows | None] = [None] * n
+        for prefix in rows.prefixes:
+            below[prefix.start : prefix.stop] = [prefix] * (prefix.stop - prefix.start)
+        start = stop = 0
+        while start < n:
+            end, position, prefix_of = written[start], positions[start], below[start]
+            stop = start + 1
+            while (
+                stop < n
+                and first[stop] == first[start]
+                and written[stop] - end == positions[stop] - position == stop - start
+                and below[stop] is prefix_of
+            ):
+                stop += 1
+            seen = kept[first[start] : end]
+            if prefix_of is not None:
+                seen = np.concatenate([*(kept[row : row + count] for row, count in prefix_of.row_ranges), seen])
+            if window:
+                seen = seen[max(seen.size - window + 1, 0) :]
+            assert seen.size <= position if window else seen.size == position
+            hashed = mix(seen + self._at[position - seen.size : position])
+            total = int(hashed.sum())
+            in_window = hashed.tolist() if window else []
+            for i in range(start, stop):
+                states[i] = state = mix_one(states[i] + total)
+                if i + 1 < stop:
+                    more = mix_one(state + positions[i] * _OF_POSITION)
+                    total += more
+                    if window:
+                        in_window.append(more)
+                        if len(in_window) == window:
+                            total -= in_window.pop(0)
+            kept[end : end + stop - start] = np.array(states[start:stop], U64)
+            start = stop
 
     def prepare_ahead(self) -> bool:
         return False
