@@ -84,10 +84,15 @@ def feed(runner: ModelRunner, handle: Handle, tokens: list[int], chunk: int = MA
     return np.concatenate(found)
 
 
-@pytest.fixture
-def right(start: Open) -> Array:
+@pytest.fixture(scope="module")
+def kept(keep_model: OpenModel, kind: Kind, path: Path) -> Open:
+    return partial(keep_model, path, load=kind, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
+
+
+@pytest.fixture(scope="module")
+def right(kept: Open) -> Array:
     """Return the logits of every token, evaluated one at a time."""
-    runner = start()
+    runner = kept()
     return feed(runner, allocated(runner), text(), 1)
 
 
@@ -95,8 +100,8 @@ def same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_memory_sizes_of_cells_and_states(start: Open, kind: Kind, path: Path) -> None:
-    memory = start().memory
+def test_memory_sizes_of_cells_and_states(kept: Open, kind: Kind, path: Path) -> None:
+    memory = kept().memory
     with GGUFFile.open(path) as file:
         sizes = model_sizes(file, kind(file), MemoryOptions(n_cells=1536, n_sequences=3, max_batch=MAX_BATCH))
     if kind is Deepseek2Model:
@@ -111,8 +116,8 @@ def test_memory_sizes_of_cells_and_states(start: Open, kind: Kind, path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [MAX_BATCH, 7, 2])
-def test_chunked_prefill_gives_the_same_bits(start: Open, right: Array, chunk: int) -> None:
-    runner = start()
+def test_chunked_prefill_gives_the_same_bits(kept: Open, right: Array, chunk: int) -> None:
+    runner = kept()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
@@ -126,9 +131,9 @@ def test_latent_cache_types(start: Open, kind: Kind) -> None:
 
 
 @pytest.mark.slow
-def test_other_sequences_do_not_change_bits(start: Open, right: Array) -> None:
+def test_other_sequences_do_not_change_bits(kept: Open, right: Array) -> None:
     """Two other sequences decode and prefill while this one is evaluated in pieces of any size."""
-    runner, rng = start(), np.random.default_rng(1)
+    runner, rng = kept(), np.random.default_rng(1)
     handles = [allocated(runner) for _ in range(3)]
     texts, found = [text(), text(1), text(2)], []
     while handles[0].used < 200:
@@ -147,8 +152,8 @@ def test_other_sequences_do_not_change_bits(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_rewinding_gives_the_same_bits(start: Open, right: Array, kind: Kind) -> None:
-    runner = start()
+def test_rewinding_gives_the_same_bits(kept: Open, right: Array, kind: Kind) -> None:
+    runner = kept()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 199)
     feed(runner, handle, text())
@@ -162,8 +167,8 @@ def test_rewinding_gives_the_same_bits(start: Open, right: Array, kind: Kind) ->
 
 
 @pytest.mark.slow
-def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
-    runner = start()
+def test_shared_prefix_gives_the_same_bits(kept: Open, right: Array) -> None:
+    runner = kept()
     memory, src = runner.memory, allocated(runner)
     memory.mark(src, 199)
     feed(runner, src, text())
@@ -173,8 +178,8 @@ def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_saved_rows_restore_in_another_runner(start: Open, right: Array) -> None:
-    runner, other = start(), start()
+def test_saved_rows_restore_in_another_runner(start: Open, kept: Open, right: Array) -> None:
+    runner, other = start(), kept()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 150)
     feed(runner, handle, text()[:200])
@@ -193,10 +198,10 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_equal_full_evaluation(start: Open, kept: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several turns, a repeated question, another ending, an evicted sequence, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
-    runner, plain = start(), start()
+    runner, plain = start(), kept()
     engine = Engine(
         runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512, cache_ram=-1), drafts=DraftManager([Suffix()])
     )
@@ -231,14 +236,14 @@ def test_answers_equal_full_evaluation(start: Open, tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_losing_a_worker_does_not_change_answers(
-    kind: Kind, path: Path, start: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, path: Path, kept: Open, jit: Jit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers of each kind lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]
-    runner = start()
+    runner = kept()
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=512))
     right = [ask(engine, req(prompt, 40, cache_prompt=False)).tokens for prompt in prompts]
-    assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
+    assert right[0][0] == int(np.argmax(feed_sequence(kept(), prompts[0])))
     engine.close()
     monkeypatch.setattr(test_restore, "load_model", kind)
     cluster = test_restore.Cluster(
@@ -258,11 +263,11 @@ def test_losing_a_worker_does_not_change_answers(
 
 
 @pytest.mark.slow
-def test_latent_attention_equals_the_reference(path: Path, kind: Kind, start: Open, monkeypatch: Any) -> None:
+def test_latent_attention_equals_the_reference(path: Path, kind: Kind, kept: Open, monkeypatch: Any) -> None:
     if kind is Deepseek2Model:
         monkeypatch.setattr(reference, "load_model", kind)
         expected = reference.ReferenceModel(path).logits(text()[:40], outputs=range(40))
-        found = feed((runner := start()), allocated(runner), text()[:40])
+        found = feed((runner := kept()), allocated(runner), text()[:40])
         assert np.abs(found - expected).max() < 0.01 * expected.std()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import make_llama
 
 from llamado.devices.cpu.jit import Jit
+from llamado.engine import loaded_model
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
 from llamado.engine.forward.fitting import context_size
@@ -24,6 +26,11 @@ from llamado.text.template.chat import ChatTemplate
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 from .fake import FakeForward
+
+
+@pytest.fixture(autouse=True)
+def few_graphs_ahead() -> None:
+    """Prepare as many graphs as a server does."""
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +153,16 @@ def test_load_errors_are_named(tiny: Path) -> None:
         LoadedModel.load("/nowhere/at/all.gguf")
     with pytest.raises(EngineError, match="q3_x"):
         LoadedModel.load(tiny, EngineOptions(type_k="q3_x"))
+
+
+def test_template_process_starts_and_ends_with_a_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts while the model is loaded, so that the first chat does not wait for it."""
+    calls: list[str] = []
+    process = SimpleNamespace(start=lambda: calls.append("start"), end=lambda: calls.append("end"))
+    monkeypatch.setattr(loaded_model, "rendering", process)
+    with LoadedModel.load(tiny, EngineOptions(n_slots=1, n_ctx=512)):
+        assert calls == ["start"]
+    assert calls == ["start", "end"]
 
 
 def test_device_and_sampler_share_one_compiler(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

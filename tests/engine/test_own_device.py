@@ -34,6 +34,11 @@ PROMPTS = ("Hello world", "The quick brown fox", "1 2 3 4")
 SPLIT = SplitOptions(rpc=("a", "b"), tensor_split=(1.0, 1.0), n_gpu_layers=99)
 
 
+@pytest.fixture(autouse=True)
+def few_graphs_ahead() -> None:
+    """Prepare as many graphs as a server does."""
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")

@@ -151,35 +151,43 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 N = 530
 
 
-@pytest.fixture
-def alone(model: Path, start: Open) -> Array:
-    return feed(start(model), text(N, 300))
+@pytest.fixture(scope="module")
+def kept(keep_model: OpenModel) -> Open:
+    def open_(path: Path, n_threads: int = 2, **options: Any) -> ModelRunner:
+        return keep_model(path, n_threads, **{"n_cells": 2048, "whole": True, **options})
+
+    return open_
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, kept: Open) -> Array:
+    return feed(kept(model), text(N, 300))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_chunk_size_does_not_change_bits(model: Path, start: Open, alone: Array, chunk: int) -> None:
-    assert same(feed(start(model), text(N, 300), chunk=chunk), alone)
+def test_chunk_size_does_not_change_bits(model: Path, kept: Open, alone: Array, chunk: int) -> None:
+    assert same(feed(kept(model), text(N, 300), chunk=chunk), alone)
 
 
 @pytest.mark.slow
-def test_position_in_the_pool_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
-    forward = start(model)
+def test_position_in_the_pool_does_not_change_bits(model: Path, kept: Open, alone: Array) -> None:
+    forward = kept(model)
     feed(forward, text(2048, 300, seed=9)[:1900], chunk=512)  # earlier contents of the cells do not matter
     for place in (256, 1280, 0):
         assert same(feed(forward, text(N, 300), start=place), alone)
 
 
 @pytest.mark.slow
-def test_thread_count_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
+def test_thread_count_does_not_change_bits(model: Path, kept: Open, alone: Array) -> None:
     for n_threads in (1, 3):
-        assert same(feed(start(model, n_threads), text(N, 300), chunk=100), alone)
+        assert same(feed(kept(model, n_threads), text(N, 300), chunk=100), alone)
 
 
 @pytest.mark.slow
-def test_other_sequences_do_not_change_bits(model: Path, start: Open, alone: Array) -> None:
+def test_other_sequences_do_not_change_bits(model: Path, kept: Open, alone: Array) -> None:
     """One of eight sequences: some decode, some prefill, some come and go; ours is anywhere in the batch."""
-    forward = start(model, n_cells=8192)
+    forward = kept(model, n_cells=8192)
     ours = text(N, 300)
     rng = np.random.default_rng(3)
     others = [text(1000, 300, seed=20 + i) for i in range(7)]
@@ -205,8 +213,8 @@ def test_other_sequences_do_not_change_bits(model: Path, start: Open, alone: Arr
 
 
 @pytest.mark.slow
-def test_copied_prefix_gives_the_same_bits(model: Path, start: Open, alone: Array) -> None:
-    forward = start(model)
+def test_copied_prefix_gives_the_same_bits(model: Path, kept: Open, alone: Array) -> None:
+    forward = kept(model)
     tokens = text(N, 300)
     feed(forward, tokens[:300])
     copy(forward, 0, 768, 300)
@@ -217,9 +225,9 @@ def test_copied_prefix_gives_the_same_bits(model: Path, start: Open, alone: Arra
 
 
 @pytest.mark.slow
-def test_rewound_sequence_gives_the_same_bits(model: Path, start: Open, alone: Array) -> None:
+def test_rewound_sequence_gives_the_same_bits(model: Path, kept: Open, alone: Array) -> None:
     """Rejected drafts leave their keys in the cells; the next tokens overwrite them."""
-    forward = start(model)
+    forward = kept(model)
     tokens = text(N, 300)
     feed(forward, tokens[:100])
     for at in range(100, 130, 3):
@@ -228,8 +236,8 @@ def test_rewound_sequence_gives_the_same_bits(model: Path, start: Open, alone: A
 
 
 @pytest.mark.slow
-def test_number_of_outputs_does_not_change_bits(model: Path, start: Open, alone: Array) -> None:
-    forward = start(model)
+def test_number_of_outputs_does_not_change_bits(model: Path, kept: Open, alone: Array) -> None:
+    forward = kept(model)
     rows = [(token, i, 0) for i, token in enumerate(text(200, 300))]
     assert run(forward, rows[:64], []).shape == (0, forward.n_vocab)
     for outputs in ([0], [99], [3, 17, 18, 50, 99], list(range(0, 100, 9))):
@@ -238,8 +246,8 @@ def test_number_of_outputs_does_not_change_bits(model: Path, start: Open, alone:
 
 
 @pytest.mark.slow
-def test_invalid_batches_raise_forward_error(model: Path, start: Open) -> None:
-    forward = start(model, n_cells=300, max_batch=16)
+def test_invalid_batches_raise_forward_error(model: Path, kept: Open) -> None:
+    forward = kept(model, n_cells=300, max_batch=16)
     assert forward.memory.n_cells == 512
     for rows in ([], [(1, 0, 0)] * 17, [(1, 0, 512)], [(1, 300, 256)], [(1, -1, 256)], [(1, 0, -1)]):
         with pytest.raises(ForwardError):
@@ -301,6 +309,7 @@ def spread(open_model: OpenModel) -> Callable[..., ModelRunner]:
     return partial(open_model, n_threads=1, n_devices=3, n_cells=2048, whole=True)
 
 
+MAKERS: dict[str, Callable[..., Path]] = {"llama": make_llama, "gemma3": make_gemma3}
 PLACEMENTS = [
     split_as(1, 1, 2, 2),
     split_as(0, 0, 0, 1),
@@ -311,15 +320,22 @@ PLACEMENTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=range(len(PLACEMENTS)))
-@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+@pytest.mark.parametrize(
+    "case",
+    chosen(
+        [(name, number) for name in MAKERS for number in range(len(PLACEMENTS))],
+        [("llama", 1), ("llama", 2), ("gemma3", 4)],
+        id=lambda case: f"{case[0]}-{case[1]}",
+    ),
+)
 def test_the_same_bits_on_several_devices(
-    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], make: Callable[..., Path], placement: Placement
+    tmp_path: Path, start: Open, spread: Callable[..., ModelRunner], case: tuple[str, int]
 ) -> None:
-    path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
+    name, number = case
+    path = MAKERS[name](tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_K")
     tokens = text(60, 300)
     right = feed(start(path), tokens)
-    several = spread(path, placement=placement)
+    several = spread(path, placement=PLACEMENTS[number])
     assert same(feed(several, tokens), right)
     assert same(feed(several, tokens, chunk=7, start=256), right)
     assert same(feed(several, tokens, chunk=1, start=512), right)

@@ -52,10 +52,15 @@ def start(open_model: OpenModel, model: Path) -> Open:
     return partial(open_model, model, n_cells=4096, n_sequences=3, max_batch=32)
 
 
-@pytest.fixture
-def right(start: Open) -> Array:
+@pytest.fixture(scope="module")
+def kept(keep_model: OpenModel, model: Path) -> Open:
+    return partial(keep_model, model, n_cells=4096, n_sequences=3, max_batch=32)
+
+
+@pytest.fixture(scope="module")
+def right(kept: Open) -> Array:
     """Return the logits of every token, with every token stored."""
-    runner = start(whole=True)
+    runner = kept(whole=True)
     assert not runner.memory.has_tails
     return feed(runner, allocated(runner), text(), 32)
 
@@ -85,8 +90,8 @@ def same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_memory_size_is_that_of_the_windows(start: Open) -> None:
-    runner, whole = start(), start(whole=True)
+def test_memory_size_is_that_of_the_windows(kept: Open) -> None:
+    runner, whole = kept(), kept(whole=True)
     windowed, everything = runner.memory, whole.memory
     sizes = [windowed.layer_bytes(i) for i in range(4)]
     assert sizes[1] == sizes[3] == everything.layer_bytes(1) and sizes[0] == sizes[2] < sizes[1] // 2
@@ -96,14 +101,14 @@ def test_memory_size_is_that_of_the_windows(start: Open) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [32, 7])
-def test_long_prompt_gives_the_same_bits(start: Open, right: Array, chunk: int) -> None:
-    runner = start()
+def test_long_prompt_gives_the_same_bits(kept: Open, right: Array, chunk: int) -> None:
+    runner = kept()
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
 @pytest.mark.full
-def test_decoding_among_other_sequences_gives_the_same_bits(start: Open, right: Array) -> None:
-    runner = start()
+def test_decoding_among_other_sequences_gives_the_same_bits(kept: Open, right: Array) -> None:
+    runner = kept()
     ours, other = allocated(runner), allocated(runner)
     feed(runner, ours, text()[:100], 32)
     for at in range(100, N):
@@ -115,8 +120,8 @@ def test_decoding_among_other_sequences_gives_the_same_bits(start: Open, right: 
 
 
 @pytest.mark.slow
-def test_rewinding_gives_the_same_bits(start: Open, right: Array) -> None:
-    runner = start()
+def test_rewinding_gives_the_same_bits(kept: Open, right: Array) -> None:
+    runner = kept()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 299)
     feed(runner, handle, text()[:650], 32)
@@ -129,8 +134,8 @@ def test_rewinding_gives_the_same_bits(start: Open, right: Array) -> None:
         assert same(feed(runner, handle, text()[n : n + 60], 20), right[n : n + 60])
 
 
-def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
-    runner = start()
+def test_shared_prefix_gives_the_same_bits(kept: Open, right: Array) -> None:
+    runner = kept()
     memory, src = runner.memory, allocated(runner)
     memory.mark(src, 299)
     feed(runner, src, text(), 32)
@@ -144,8 +149,8 @@ def test_shared_prefix_gives_the_same_bits(start: Open, right: Array) -> None:
 
 
 @pytest.mark.slow
-def test_saved_rows_restore_in_another_runner(start: Open, right: Array) -> None:
-    runner, other = start(), start()
+def test_saved_rows_restore_in_another_runner(start: Open, kept: Open, right: Array) -> None:
+    runner, other = start(), kept()
     memory, handle = runner.memory, allocated(runner)
     memory.mark(handle, 350)
     feed(runner, handle, text()[:600], 32)
@@ -171,7 +176,7 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 @pytest.mark.slow
 def test_answers_equal_those_with_every_token_stored(
-    start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several turns, a repeated question, another ending, another slot, an evicted sequence, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
@@ -184,7 +189,7 @@ def test_answers_equal_those_with_every_token_stored(
     for whole in (False, True):
         with closing(
             Engine(
-                start(whole=whole),
+                kept(whole=whole),
                 TOKENIZER,
                 EngineOptions(n_slots=3, n_ctx=1024, cache_ram=-1),
                 drafts=DraftManager([Suffix()]),
@@ -200,13 +205,13 @@ def test_answers_equal_those_with_every_token_stored(
 
 
 @pytest.mark.slow
-def test_losing_a_worker_does_not_change_answers(model: Path, start: Open, jit: Jit) -> None:
+def test_losing_a_worker_does_not_change_answers(model: Path, kept: Open, jit: Jit) -> None:
     """Windows lie on two devices, and one fails twice during the answers."""
     prompts = [text(7, 500), text(8, 200), text(7, 500)[:450] + text(9, 20)]
-    runner = start(whole=True)
+    runner = kept(whole=True)
     engine = Engine(runner, TOKENIZER, EngineOptions(n_slots=3, n_ctx=1024))
     right = [ask(engine, req(prompt, 40)).tokens for prompt in prompts]
-    assert right[0][0] == int(np.argmax(feed_sequence(start(), prompts[0])))
+    assert right[0][0] == int(np.argmax(feed_sequence(kept(), prompts[0])))
     engine.close()
     cluster = Cluster(model, Placement((1, 1, 2, 2), 2), jit, n_cells=4096, n_sequences=3, max_batch=32)
     assert cluster.forward.memory.has_tails
@@ -251,8 +256,8 @@ def test_real_gemma_rewinds_with_the_same_bits(gemma3_path: Path, jit: Jit) -> N
     assert rows[0] == rows[1]
 
 
-def test_slot_file_with_invalid_window_values_is_refused(start: Open, tmp_path: Path) -> None:
-    runner = start()
+def test_slot_file_with_invalid_window_values_is_refused(kept: Open, tmp_path: Path) -> None:
+    runner = kept()
     memory, handle = runner.memory, allocated(runner)
     feed(runner, handle, text()[:100], 32)
     tail, cells = memory.read_tail(handle, 100).copy(), memory.read(handle, 0, 100)
