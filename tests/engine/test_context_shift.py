@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import feed_sequence
+from tiers import chosen, first_of
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -74,7 +76,7 @@ def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(3, 24),
@@ -117,10 +119,17 @@ def test_shifted_answers_equal_a_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_keep", [0, 1, 5, -1])
-@pytest.mark.parametrize("bos", [False, True])
-def test_bos_token_is_kept(bos: bool, n_keep: int) -> None:
+@pytest.mark.parametrize(
+    "case",
+    chosen(
+        itertools.product([False, True], [0, 1, 5, -1]),
+        [(True, 0), (False, 1), (True, 5), (True, -1)],
+        id=lambda case: f"{case[0]}-{case[1]}",
+    ),
+)
+def test_bos_token_is_kept(case: tuple[bool, int]) -> None:
     """A vocabulary that starts sequences with BOS keeps one more token, unless the whole prompt is kept."""
+    bos, n_keep = case
     request = req([4, 3, 2, 1, 3, 2, 4, 1], 80, n_keep=n_keep)
     expected = plain(FakeForward(), request, 24, bos=bos)
     assert expected != plain(FakeForward(), request, 24, bos=not bos)
@@ -172,7 +181,7 @@ def test_endless_answer_can_be_cancelled() -> None:
 # -- real forward passes ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[make_llama, make_gemma3], ids=["llama", "gemma3"])
+@pytest.fixture(params=first_of([make_gemma3, make_llama], ids=["gemma3", "llama"]))
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return request.param(tmp_path / "m.gguf", n_layer=2)  # type: ignore[no-any-return]
 
@@ -200,7 +209,7 @@ def test_real_model_shifts_bit_for_bit(forward: ModelRunner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [30, 31])
+@pytest.mark.parametrize("after", first_of([31, 30]))
 def test_losing_a_worker_around_a_shift_does_not_change_the_answer(
     tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:

@@ -44,12 +44,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
 
 
-@pytest.fixture(params=chosen(["all", *KINDS], ("all", "windows", "hybrid")))
+@pytest.fixture(scope="module", params=chosen(["all", *KINDS], ("all", "windows", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return {"all": (ALL,), **KINDS}[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(layers: Layers) -> Iterator[Plain]:
     found = Plain(layers)
     yield found

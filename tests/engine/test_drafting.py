@@ -447,7 +447,7 @@ def test_attention_windows_move_only_past_verified_tokens(monkeypatch: pytest.Mo
     from llamado.models.memory import KeysValues
 
     request = Request(
-        prompt=[1, 2, 3], params=GenerationParams(n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
+        prompt=[1, 2, 3], params=GenerationParams(n_predict=450, sampling=Sampling(seed=1, ignore_eos=True))
     )
 
     def answer_with(drafts: DraftManager | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from headed_models import make_dflash, make_eagle, make_target
+from tiers import first_of
 
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
@@ -76,13 +77,16 @@ ALL = ("post_attention_norm.weight", "post_ffw_norm.weight", "attn_sinks.weight"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"more": ALL, "own": True},
-        {"more": ("-attn_v.weight",)},
-        {"more": ("rope_freqs.weight",)},
-        {"attention.causal": True},
-    ],
+    first_of(
+        [
+            {"more": ALL, "own": True},
+            {"more": ("-attn_v.weight",)},
+            {"more": ("rope_freqs.weight",)},
+            {"attention.causal": True},
+            {},
+        ],
+        4,
+    ),
 )
 def test_dflash_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
@@ -108,7 +112,8 @@ def test_dflash_computes_the_published_formula(options: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_answers_are_the_same_with_and_without_dflash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disturbed", first_of([True, False]))
+def test_answers_are_the_same_with_and_without_dflash(tmp_path: Path, disturbed: bool) -> None:
     target = make_target(tmp_path / "t.gguf")
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
@@ -118,11 +123,10 @@ def test_answers_are_the_same_with_and_without_dflash(tmp_path: Path) -> None:
     table = tuple(sorted(token for token, _ in often.most_common(8)))
     path = make_dflash(tmp_path / "d.gguf", table=table)
     with load(target, "draft-dflash", path, **options) as model:
-        assert work(model, disturbed=True) == plain
-        assert work(model, disturbed=False) == plain
+        assert work(model, disturbed=disturbed) == plain
         assert outputs(answers(model)) == expected
         (counts,) = model.engine.snapshot().counters.drafts
-        assert counts.name == "draft-dflash" and counts.n_drafted > 400 and counts.n_accepted > 0
+        assert counts.name == "draft-dflash" and counts.n_drafted > 200 and counts.n_accepted > 0
 
 
 @pytest.mark.slow

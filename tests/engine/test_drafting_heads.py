@@ -98,8 +98,14 @@ def test_each_additional_head_drafts_one_more_token(name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_head_gets_the_hidden_state_of_the_previous_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that repeats the model's prediction drafts the last token, which that hidden state predicted."""
+@pytest.mark.parametrize("name", chosen(["glm4moe", "step35", "qwen35"], ["glm4moe", "qwen35"]))
+def test_head_gets_the_hidden_state_of_the_previous_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A head that repeats the model's prediction drafts the last token, which that hidden state predicted.
+
+    States are taken after the last norm, and before it; and from a model with recurrent states.
+    """
     drafted: list[tuple[int, list[int]]] = []
     propose = HeadKind.propose
 
@@ -109,15 +115,10 @@ def test_head_gets_the_hidden_state_of_the_previous_token(tmp_path: Path, monkey
         return found
 
     monkeypatch.setattr(HeadKind, "propose", recording_propose)
-    for name in (
-        "glm4moe",
-        "step35",
-        "qwen35",
-    ):  # states taken after the last norm, and before it; a model with recurrent states
-        with load(make_headed(tmp_path / f"{name}.gguf", name, repeats=True), "draft-mtp") as model:
-            for prompt in PROMPTS:
-                model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
-    assert len(drafted) > 120
+    with load(make_headed(tmp_path / "m.gguf", name, repeats=True), "draft-mtp") as model:
+        for prompt in PROMPTS:
+            model.complete(prompt, n_predict=24, temperature=0.0, ignore_eos=True)
+    assert len(drafted) > 40
     assert all(tokens == [last] * len(tokens) and tokens for last, tokens in drafted)
 
 
@@ -128,7 +129,7 @@ def work(model: LoadedModel, *, disturbed: bool) -> list[Any]:
     """
     random_, engine, found = random.Random(5), engine_of(model), []
     common = [random_.randrange(1, 500) for _ in range(40)]
-    for round_ in range(3):
+    for round_ in range(2):
         requests = [
             Request(
                 prompt=[*common[: 40 * (i % 2)], *(random_.randrange(1, 500) for _ in range(3 + 11 * i))],
@@ -175,8 +176,8 @@ def test_context_shift_works_with_a_draft_head(tmp_path: Path) -> None:
     found = []
     for kind in (None, "draft-mtp"):
         with load(path, kind, n_ctx=256, context_shift=True) as model:
-            found.append(model.complete(PROMPTS[0], n_predict=330, seed=1, temperature=0.5, ignore_eos=True))
-    assert found[0].tokens == found[1].tokens and len(found[0].tokens) == 330
+            found.append(model.complete(PROMPTS[0], n_predict=270, seed=1, temperature=0.5, ignore_eos=True))
+    assert found[0].tokens == found[1].tokens and len(found[0].tokens) == 270
     assert accepted(found[1:]) > 0.05
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def answer_with(
         return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters
 
 
+@functools.cache
+def right_answer(layers: tuple[LayerMemory, ...]) -> Result:
+    """Return the answer to `request()` without drafts."""
+    return answer_with(new(layers, 1, 0), None, [request()])[0][0]
+
+
+@functools.cache
+def right_answers(layers: tuple[LayerMemory, ...]) -> list[Result]:
+    """Return the answers to `many()` without drafts."""
+    return answer_with(new(layers, 1, 0, n_vocab=7), None, many())[0]
+
+
+def many() -> list[Request]:
+    return [request(seed, 60, temperature) for seed, temperature in enumerate((0.0, 1.0, 0.8, 1.0, 1.0, 0.5))]
+
+
 def answers(results: list[Result]) -> list[object]:
     return [(r.tokens, r.probs, r.content, r.n_predicted, r.n_tokens_cached) for r in results]
 
@@ -63,11 +80,11 @@ def answers(results: list[Result]) -> list[object]:
 @pytest.mark.parametrize(("depth", "n_drafted"), [(1, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("every", first_of([7, 10**9, 23, 3]))
 def test_wrong_drafts_are_rolled_back(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, every: int) -> None:
-    right, _ = answer_with(new(layers, 1, 0), None, [request()])
-    known = ScriptedDrafter([*PROMPT, 1, *right[0].tokens], lambda at: at % every == every - 1)
+    right = right_answer(layers)
+    known = ScriptedDrafter([*PROMPT, 1, *right.tokens], lambda at: at % every == every - 1)
     forward = new(layers, depth, n_drafted)
     found, counters = answer_with(forward, free(known), [request()])
-    assert answers(found) == answers(right)
+    assert answers(found) == answers([right])
     assert counters.n_accepted > (110 if every > 3 else 70)
     assert every == 3 or len(forward.sizes) < (30 if every == 10**9 else 110), "several tokens came from one batch"
 
@@ -75,11 +92,11 @@ def test_wrong_drafts_are_rolled_back(layers: tuple[LayerMemory, ...], depth: in
 @pytest.mark.parametrize("depth", [1, 4])
 def test_few_tokens_are_evaluated_again(layers: tuple[LayerMemory, ...], depth: int) -> None:
     """Tokens are evaluated again only from the window before the first wrong token."""
-    right, _ = answer_with(new(layers, 1, 0), None, [request()])
-    known = ScriptedDrafter([*PROMPT, 1, *right[0].tokens], lambda at: at == 100)
+    right = right_answer(layers)
+    known = ScriptedDrafter([*PROMPT, 1, *right.tokens], lambda at: at == 100)
     forward = new(layers, depth, 3)
     found, counters = answer_with(forward, free(known), [request()])
-    assert answers(found) == answers(right)
+    assert answers(found) == answers([right])
     drafted = sum(kind.n_drafted for kind in counters.drafts)
     read = sum(forward.sizes) - len(PROMPT) - (drafted - counters.n_accepted)
     assert 150 <= read < 150 + 16, read
@@ -89,23 +106,20 @@ def test_few_tokens_are_evaluated_again(layers: tuple[LayerMemory, ...], depth: 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_answers_are_the_same_with_many_slots(layers: tuple[LayerMemory, ...], depth: int) -> None:
     """A small vocabulary makes many drafts right by chance."""
-    asked = [request(seed, 60, temperature) for seed, temperature in enumerate((0.0, 1.0, 0.8, 1.0, 1.0, 0.5))]
-    right, _ = answer_with(new(layers, 1, 0, n_vocab=7), None, asked)
-    found, counters = answer_with(new(layers, depth, 3, n_vocab=7), free(Suffix()), asked)
-    assert answers(found) == answers(right)
+    found, counters = answer_with(new(layers, depth, 3, n_vocab=7), free(Suffix()), many())
+    assert answers(found) == answers(right_answers(layers))
     assert sum(kind.n_drafted for kind in counters.drafts) > counters.n_accepted > 10
 
 
 @pytest.mark.slow
 def test_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemory, ...], tmp_path: Path) -> None:
     """Some of its last tokens may have to be evaluated again; it continues as if no token had been drafted."""
-    right, _ = answer_with(new(layers, 1, 0), None, [request()])
-    text = [*PROMPT, 1, *right[0].tokens]
+    text = [*PROMPT, 1, *right_answer(layers).tokens]
     drafts = free(ScriptedDrafter(text, lambda at: at % 9 == 8))
     with closing(
         Engine(new(layers, 4, 1), FakeTokenizer(), EngineOptions(n_slots=1, n_ctx=256), drafts=drafts)
     ) as engine:
-        for n in range(10, 30):
+        for n in range(10, 30, 3):  # with wrong drafts at distances of nine tokens
             client = send(engine, request())
             until(lambda: len(client.tokens) >= n)  # noqa: B023
             engine.cancel(client.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -14,6 +15,7 @@ import pytest
 import tiny
 from minilm import encode, make_bert, weights_of
 from numpy.typing import NDArray
+from tiers import chosen
 from tiny import TINY
 from tiny_models import make_gemma3, make_llama
 
@@ -130,9 +132,16 @@ def test_classifier_lies_with_the_head_on_several_devices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wtype", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.CLS])
-def test_embedding_bits_do_not_depend_on_the_batch(tmp_path: Path, start: Open, wtype: str, pooling: Pooling) -> None:
+@pytest.mark.parametrize(
+    "case",
+    chosen(
+        itertools.product(["F32", "F16", "Q8_0"], [Pooling.NONE, Pooling.MEAN, Pooling.CLS]),
+        [("F32", Pooling.NONE), ("F16", Pooling.MEAN), ("Q8_0", Pooling.CLS)],
+        id=lambda case: f"{case[0]}-{case[1].name}",
+    ),
+)
+def test_embedding_bits_do_not_depend_on_the_batch(tmp_path: Path, start: Open, case: tuple[str, Pooling]) -> None:
+    wtype, pooling = case
     path = make_bert(tmp_path / "m.gguf", wtype=wtype)
     texts = some_texts(24, 60)
     embedder = start(path, pooling)

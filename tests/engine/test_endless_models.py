@@ -22,7 +22,7 @@ from llamado.text.tokenizer.tokenizer import load_tokenizer
 from .fake import FakeForward
 
 KEY = "tokenizer.chat_template"
-MOST_TOKENS = 128
+MOST_TOKENS = 64
 """A small MOST_TOKENS keeps the test quick."""
 
 
@@ -46,7 +46,7 @@ def loaded(tiny: Path, missing: list[str], n_predict: int = -1) -> LoadedModel:
     tokenizer = load_tokenizer(file.metadata)
     forward = FakeForward(n_vocab=tokenizer.n_vocab)
     template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    engine = Engine(forward, tokenizer, EngineOptions(n_slots=1, n_ctx=256))
+    engine = Engine(forward, tokenizer, EngineOptions(n_slots=1, n_ctx=128))
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=n_predict)
     return LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults, lacks=missing)
 
@@ -77,10 +77,10 @@ def test_answers_end_at_the_limit(tiny: Path, missing: list[str], monkeypatch: p
         assert len(llama.complete(chat).tokens) == (MOST_TOKENS if missing else llama.engine.n_ctx - len(chat))
         assert llama.chat(messages) == llama.complete(chat).content == "".join(llama.chat(messages, stream=True))
         assert llama.complete("Hi", n_predict=None).n_predicted == expected
-        for n, found in ((150, 150), (9, 9), (-1, whole)):
+        for n, found in ((80, 80), (9, 9), (-1, whole)):
             assert llama.complete("Hi", n_predict=n).n_predicted == found
-    with loaded(tiny, missing, n_predict=140) as llama:
-        assert llama.complete("Hi").n_predicted == 140
+    with loaded(tiny, missing, n_predict=70) as llama:
+        assert llama.complete("Hi").n_predicted == 70
 
 
 @pytest.mark.slow

@@ -198,7 +198,9 @@ def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_answers_equal_full_evaluation(start: Open, kept: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_equal_full_evaluation(
+    start: Open, kept: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several turns, a repeated question, another ending, an evicted sequence, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     runner, plain = start(), kept()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from lora_files import make_adapter
 from rows import start_at
+from tiers import first_of
 from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
@@ -218,7 +219,7 @@ def test_saved_slots_record_their_scales(make: Make, tmp_path: Path) -> None:
 # --- on real models ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[make_llama, make_gemma3], ids=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=first_of([make_llama, make_gemma3], ids=["llama", "gemma3"]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = request.param(tmp_path_factory.mktemp("model") / "m.gguf", n_embd=64, n_ff=96, n_layer=4)
     return path

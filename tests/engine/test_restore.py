@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -394,7 +395,7 @@ def test_refused_weights_leave_the_placement_unchanged(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_llama, make_gemma3])
+@pytest.mark.parametrize("make", first_of([make_llama, make_gemma3]))
 def test_larger_activations_cross_after_a_loss(
     tmp_path: Path, open_cluster: Open, jit: Jit, make: Callable[..., Path]
 ) -> None:
@@ -743,4 +744,5 @@ def test_answers_continue_while_layers_move(
         until(lambda: engine.snapshot().degraded)
         cluster.away.clear()
         until(lambda: not engine.snapshot().degraded)
-        assert ask(engine, request).tokens == expected and cluster.forward.placement == TWO
+        few = replace(request, params=replace(request.params, n_predict=40))
+        assert ask(engine, few).tokens == expected[:40] and cluster.forward.placement == TWO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from .conftest import OpenModel
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
 
+MAKERS: dict[str, Callable[..., Path]] = {"llama": make_llama, "gemma3": make_gemma3}
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 MIXED = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q5_0", "ffn_gate": "Q4_1", "attn_output": "F16"}
 
@@ -73,10 +75,17 @@ def assert_close(found: Array, right: Array, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wtype", chosen(TYPES, ("F16", "Q4_0", "Q8_0", "Q4_K")))
-@pytest.mark.parametrize("make", [make_llama, make_gemma3])
-def test_logits_equal_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
-    path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, wtype=wtype)
+@pytest.mark.parametrize(
+    "case",
+    chosen(
+        itertools.product(MAKERS, TYPES),
+        [("llama", "F16"), ("gemma3", "Q4_0"), ("llama", "Q8_0"), ("gemma3", "Q4_K")],
+        id="-".join,
+    ),
+)
+def test_logits_equal_the_reference(tmp_path: Path, start: Open, case: tuple[str, str]) -> None:
+    name, wtype = case
+    path = MAKERS[name](tmp_path / "m.gguf", n_embd=256, n_ff=512, wtype=wtype)
     tokens = text(40, 300)
     reference = ReferenceModel(path)
     right = reference.logits(tokens, outputs=range(40))
@@ -309,7 +318,6 @@ def spread(open_model: OpenModel) -> Callable[..., ModelRunner]:
     return partial(open_model, n_threads=1, n_devices=3, n_cells=2048, whole=True)
 
 
-MAKERS: dict[str, Callable[..., Path]] = {"llama": make_llama, "gemma3": make_gemma3}
 PLACEMENTS = [
     split_as(1, 1, 2, 2),
     split_as(0, 0, 0, 1),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import first_of
 
 from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import InvalidRequest
@@ -98,9 +99,10 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("n_vocab", "spread"), [(50, 1.0), (50, 4.0), (1300, 0.05), (1300, 3.0)])
+@pytest.mark.parametrize("shape", first_of([(50, 1.0), (1300, 3.0), (50, 4.0), (1300, 0.05)], 2))
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items())[:60] or "default")
-def test_chain_equals_reference(case: dict[str, Any], spread: float, n_vocab: int) -> None:
+def test_chain_equals_reference(case: dict[str, Any], shape: tuple[int, float]) -> None:
+    n_vocab, spread = shape
     rng = np.random.default_rng(zlib.crc32(f"{case}{spread}{n_vocab}".encode()))
     row = (rng.standard_normal(n_vocab) * spread).astype(np.float32)
     likely = np.argsort(-row)
@@ -141,8 +143,8 @@ def test_samples_follow_the_probabilities() -> None:
     row = np.log(np.array([0.5, 0.25, 0.15, 0.1, 1e-9], np.float32))
     for case in (OFF, OFF | {"top_k": 4}):
         sampler = Sampler(Sampling(**case), SamplerSetup(5), seed=5)
-        counts = np.bincount([sampler.sample(row, i) for i in range(8000)], minlength=5)
-        assert np.allclose(counts / 8000, [0.5, 0.25, 0.15, 0.1, 0], atol=0.02)
+        counts = np.bincount([sampler.sample(row, i) for i in range(4000)], minlength=5)
+        assert np.allclose(counts / 4000, [0.5, 0.25, 0.15, 0.1, 0], atol=0.02)
 
 
 def test_random_numbers_depend_on_seed_and_position_only() -> None:

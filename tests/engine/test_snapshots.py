@@ -56,12 +56,12 @@ def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
 
 
-@pytest.fixture(params=chosen(KINDS, ("states", "hybrid")))
+@pytest.fixture(scope="module", params=chosen(KINDS, ("states", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return KINDS[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(layers: Layers) -> Iterator[Plain]:
     found = Plain(layers)
     yield found

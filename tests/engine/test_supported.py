@@ -162,8 +162,8 @@ def test_inspect_reports_support(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_inspect_reads_only_the_header_of_a_remote_file(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    content = make_llama(tmp_path / "a.gguf", n_embd=512, n_ff=4096, n_layer=6).read_bytes()
-    assert len(content) > 20 << 20
+    content = make_llama(tmp_path / "a.gguf", n_embd=256, n_ff=2048, n_layer=2, wtype="F32").read_bytes()
+    assert len(content) > 12 << 20
     loopback.add_repo(site, "me/good", {"good-Q8_0.gguf": content})
     site.files["/good.gguf"] = content
     for spec in ("hf:me/good", f"{site.url}/good.gguf", "hf:me/big"):
@@ -174,7 +174,7 @@ def test_inspect_reads_only_the_header_of_a_remote_file(
         if "big" in spec:
             assert "zebra" in out and SAYS in out
         else:
-            assert re.search(r"blk\.5\.ffn_down\.weight \S+ 4096 × 512 [\d.]+ MB", out)
+            assert re.search(r"blk\.1\.ffn_down\.weight \S+ 2048 × 256 [\d.]+ MB", out)
             assert "weight types are supported." in out and "MiB of memory with" in out
     assert not list(tmp_path.rglob("*.part")) and not list((tmp_path / "hub").rglob("*.gguf"))
 
@@ -232,7 +232,8 @@ def test_memory_estimate_of_a_mixture_includes_bytes_per_token(
 def test_memory_of_workers_counts(
     site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of_memory: None
 ) -> None:
-    site.files["/m.gguf"] = make_llama(tmp_path / "a.gguf", n_embd=512, n_ff=4096, n_layer=6).read_bytes()
+    path = make_llama(tmp_path / "a.gguf", n_embd=256, n_ff=2048, n_layer=2, wtype="F32")
+    site.files["/m.gguf"] = path.read_bytes()
     source = ModelSource(spec=f"{site.url}/m.gguf")
     worker = SimpleNamespace(close=lambda: None)
     figures = DeviceFigures(name="RPC0[h:1]", local=False, free=1 << 30, total=1 << 30)
