@@ -118,15 +118,15 @@ def test_answers_are_the_same_with_and_without_dflash(tmp_path: Path, disturbed:
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
         plain = work(model, disturbed=False)
-        expected = outputs(answers(model))
+        expected = outputs(answers(model, 12))
     often = Counter(token for answer in plain for token in answer[0])
     table = tuple(sorted(token for token, _ in often.most_common(8)))
     path = make_dflash(tmp_path / "d.gguf", table=table)
     with load(target, "draft-dflash", path, **options) as model:
         assert work(model, disturbed=disturbed) == plain
-        assert outputs(answers(model)) == expected
+        assert outputs(answers(model, 12)) == expected
         (counts,) = model.engine.snapshot().counters.drafts
-        assert counts.name == "draft-dflash" and counts.n_drafted > 200 and counts.n_accepted > 0
+        assert counts.name == "draft-dflash" and counts.n_drafted > 150 and counts.n_accepted > 0
 
 
 @pytest.mark.slow

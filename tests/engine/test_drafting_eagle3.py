@@ -124,10 +124,10 @@ def test_answers_are_the_same_with_and_without_eagle3(tmp_path: Path, disturbed:
     options = {"n_slots": 3, "n_batch": 24, "n_ctx": 768, "cache_ram": 16}
     with load(target, None, **options) as model:
         plain = work(model, disturbed=False)
-        expected = outputs(answers(model))
+        expected = outputs(answers(model, 12))
     with load(target, "draft-eagle3", path, **options) as model:
         assert work(model, disturbed=disturbed) == plain
-        found = answers(model)
+        found = answers(model, 12)
         assert outputs(found) == expected
         assert accepted(found) >= 0
         counts = model.engine.snapshot().counters.drafts
