@@ -22,6 +22,7 @@ from waiting import GUARD, until
 
 from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
+from llamado.devices.kernel_cache import cache_folder
 from llamado.flags import parse
 from llamado.http.sockets import listen
 from llamado.router import child, serve, swap_config
@@ -35,6 +36,14 @@ def _flags(tmp_path: Path, number: int, config: dict[str, Any] | None, flags: tu
     return ["--config", str(path), *flags]
 
 
+def share_kernels(cache: Path) -> None:
+    """Give an empty cache folder the kernels of this test run, which take seconds to compile."""
+    kernels = cache_folder()
+    kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.mkdir()
+    (cache / "kernels").symlink_to(kernels)
+
+
 def _pids(client: httpx.Client) -> set[int]:
     with contextlib.suppress(httpx.HTTPError, KeyError):
         return {entry["pid"] for entry in client.get("/running").json()["running"]}
@@ -44,6 +53,7 @@ def _pids(client: httpx.Client) -> set[int]:
 @pytest.fixture
 def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Run routers in threads, with a config.yaml (a mapping) or flags; at the end check that no process is left."""
+    share_kernels(tmp_path / "cache")
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setattr(swap_config, "_STOP_TIMEOUT", 0.5)

@@ -10,19 +10,26 @@ per request.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import resource
-import signal
+import select
+import socket
 import sys
+import threading
 import time
-from pathlib import Path
+
+# Routers start hundreds of these: no module is imported that takes long, such as asyncio.
 
 NAME, WHERE = sys.argv[1], sys.argv[2]
 OPTIONS = dict(a.partition("=")[::2] for a in sys.argv[3:])
 BEGAN = time.monotonic()
-STATE = {"requests": 0, "cancelled": 0, "active": 0, "asleep": False}
+STATE: dict[str, int] = {"requests": 0, "cancelled": 0, "active": 0, "asleep": False}
+LOCK = threading.Lock()
+
+
+def add(name: str, n: int = 1) -> None:
+    with LOCK:
+        STATE[name] += n
 
 
 def loads() -> bool:
@@ -46,142 +53,165 @@ USED: set[str] = set()
 """Ids of requests that carried a usage id."""
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while True:
+class Connection:
+    """A client's connection; its requests are answered one after the other."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.buffer = bytearray()
+
+    def serve(self) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            break
-        first, *lines = head.decode("latin-1").split("\r\n")
+            while self.answer():
+                pass
+        except OSError:
+            pass
+        finally:
+            self.sock.close()
+
+    def fill(self) -> bool:
+        part = self.sock.recv(1 << 20)
+        self.buffer += part
+        return bool(part)
+
+    def take(self, size: int) -> bytes:
+        part = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        return part
+
+    def is_gone(self, timeout: float = 0) -> bool:
+        """Wait until the client disconnects or sends more; return False after `timeout` seconds."""
+        return bool(self.buffer) or bool(select.select([self.sock], [], [], timeout)[0])
+
+    def answer(self) -> bool:
+        """Answer one request; return False if it was the last one."""
+        while (end := self.buffer.find(b"\r\n\r\n")) < 0:
+            if not self.fill():
+                return False
+        first, *lines = self.take(end + 4).decode("latin-1").split("\r\n")
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines) if k}
+        size = int(headers.get("content-length", 0))
+        while len(self.buffer) < size:
+            if not self.fill():
+                return False
+        body = self.take(size)
         path = first.split(" ")[1]
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
         route = path.partition("?")[0]
+        send = self.sock.sendall
         USED.add(headers.get("x-llamado-usage-id", ""))
         if route in ("/health", "/ready"):
             if loads():
-                writer.write(reply(503, {"error": {"code": 503}, "progress": 0.5, "stage": "pretending"}))
+                send(reply(503, {"error": {"code": 503}, "progress": 0.5, "stage": "pretending"}))
             else:
-                writer.write(reply(200, {"status": "ok"}))
+                send(reply(200, {"status": "ok"}))
         elif route == "/v1/models":
-            writer.write(reply(200, {"data": [{"id": NAME, "meta": {"n_params": 7}}]}))
+            send(reply(200, {"data": [{"id": NAME, "meta": {"n_params": 7}}]}))
         elif route == "/props":
-            writer.write(reply(200, {"name": NAME, "pid": os.getpid(), "is_sleeping": STATE["asleep"]}))
+            send(reply(200, {"name": NAME, "pid": os.getpid(), "is_sleeping": STATE["asleep"]}))
         elif route == "/usage":
             known = path.partition("id=")[2] in USED
-            writer.write(reply(200, {"total_tokens": 42}) if known else reply(404, {"error": {"code": 404}}))
+            send(reply(200, {"total_tokens": 42}) if known else reply(404, {"error": {"code": 404}}))
         elif route == "/state":
-            writer.write(reply(200, {**STATE, "name": NAME, "pid": os.getpid()}))
+            send(reply(200, {**STATE, "name": NAME, "pid": os.getpid()}))
         elif route == "/metrics" and OPTIONS.get("metrics") == "hang":
-            await asyncio.sleep(600)
+            time.sleep(600)
         elif route == "/metrics" and "metrics" in OPTIONS:
-            writer.write(reply(200, Path(OPTIONS["metrics"]).read_bytes(), "text/plain"))
+            with open(OPTIONS["metrics"], "rb") as file:
+                send(reply(200, file.read(), "text/plain"))
         elif route == "/live/events":
-            if not await work({"stream": 1 << 30, "delay": 0.05}, b"", headers, first, reader, writer):
-                return
+            return self.work({"stream": 1 << 30, "delay": 0.05}, b"", headers, first)
         elif route == "/metrics":
-            writer.write(reply(501, {"error": {"code": 501}}))
+            send(reply(501, {"error": {"code": 501}}))
         else:
-            STATE["requests"] += 1
-            STATE["active"] += 1
+            add("requests")
+            add("active")
             log(f"request {NAME}")
             try:
                 is_form = headers.get("content-type", "").startswith("multipart/")
-                asked = {"echo": 1} if is_form else json.loads(body or b"{}")
-                if not await work(asked, body, headers, first, reader, writer):
-                    return
+                return self.work({"echo": 1} if is_form else json.loads(body or b"{}"), body, headers, first)
             finally:
-                STATE["active"] -= 1
-        await writer.drain()
-    writer.close()
+                add("active", -1)
+        return True
+
+    def work(self, asked: dict[str, object], body: bytes, headers: dict[str, str], first: str) -> bool:
+        die = str(asked.get("die", ""))
+        once = asked.get("once")
+        if die and (once is None or not os.path.exists(str(once))):
+            if once is not None:
+                open(str(once), "w").close()
+            if die == "before":
+                end_by(asked)
+        else:
+            die = ""
+        if "sleep" in asked:
+            STATE["asleep"] = bool(asked["sleep"])
+        steps = int(str(asked.get("steps", asked.get("stream", 0))))
+        delay = float(str(asked.get("delay", 0)))
+        send = self.sock.sendall
+        if steps:
+            kind = str(asked.get("type", "text/event-stream"))
+            send(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+            for i in range(steps):
+                if die == str(i):
+                    time.sleep(0.05)
+                    end_by(asked)
+                gone = self.is_gone(delay)
+                while "seen" in asked and not gone and os.path.getsize(str(asked["seen"])) < i:
+                    gone = self.is_gone(0.002)
+                if gone:
+                    add("cancelled")
+                    return False
+                part = f"data: {json.dumps({'name': NAME, 'i': i})}\n\n".encode()
+                send(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            send(b"0\r\n\r\n")
+            return True
+        if self.is_gone(delay):
+            add("cancelled")
+            return False
+        if asked.get("unframed"):
+            send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil the end")
+            return False
+        told: dict[str, object] = {"name": NAME, "pid": os.getpid(), "text": "x" * int(str(asked.get("big", 0)))}
+        if asked.get("echo"):
+            told |= {"headers": headers, "first": first, "body": body.decode("latin-1")}
+        send(reply(int(str(asked.get("status", 200))), told))
+        return True
 
 
 def end_by(asked: dict[str, object]) -> None:
+    import resource
+    import signal
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.kill(os.getpid(), signal.Signals[str(asked.get("signal", "SIGKILL"))])
+    signal.raise_signal(signal.Signals[str(asked.get("signal", "SIGKILL"))])
 
 
-async def work(
-    asked: dict[str, object],
-    body: bytes,
-    headers: dict[str, str],
-    first: str,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> bool:
-    die = str(asked.get("die", ""))
-    once = asked.get("once")
-    if die and (once is None or not os.path.exists(str(once))):
-        if once is not None:
-            open(str(once), "w").close()
-        if die == "before":
-            end_by(asked)
-    else:
-        die = ""
-    if "sleep" in asked:
-        STATE["asleep"] = bool(asked["sleep"])
-    gone = asyncio.ensure_future(reader.read(1))
-    steps = int(str(asked.get("steps", asked.get("stream", 0))))
-    delay = float(str(asked.get("delay", 0)))
-    try:
-        if steps:
-            kind = str(asked.get("type", "text/event-stream"))
-            writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
-            for i in range(steps):
-                if die == str(i):
-                    await writer.drain()
-                    await asyncio.sleep(0.05)
-                    end_by(asked)
-                await asyncio.wait([gone], timeout=delay)
-                while "seen" in asked and not gone.done() and os.path.getsize(str(asked["seen"])) < i:
-                    await asyncio.sleep(0.002)
-                if gone.done():
-                    STATE["cancelled"] += 1
-                    return False
-                part = f"data: {json.dumps({'name': NAME, 'i': i})}\n\n".encode()
-                writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-                await writer.drain()
-            writer.write(b"0\r\n\r\n")
-        else:
-            await asyncio.wait([gone], timeout=delay)
-            if gone.done():
-                STATE["cancelled"] += 1
-                return False
-            if asked.get("unframed"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil the end")
-                await writer.drain()
-                writer.close()
-                return False
-            big = int(str(asked.get("big", 0)))
-            told = {"name": NAME, "pid": os.getpid(), "text": "x" * big}
-            if asked.get("echo"):
-                told |= {"headers": headers, "first": first, "body": body.decode("latin-1")}
-            writer.write(reply(int(str(asked.get("status", 200))), told))
-            await writer.drain()
-        return True
-    finally:
-        gone.cancel()
-        try:
-            await gone
-        except (asyncio.CancelledError, ConnectionError):
-            pass
-
-
-async def main() -> None:
+def main() -> None:
     if "stubborn" in OPTIONS:
+        import signal
+
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if WHERE.endswith(".sock"):
-        server = await asyncio.start_unix_server(answer, WHERE, limit=1 << 26)
+        if os.path.exists(WHERE):
+            os.unlink(WHERE)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(WHERE)
     else:
-        server = await asyncio.start_server(answer, "127.0.0.1", int(WHERE), limit=1 << 26)
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", int(WHERE)))
+    server.listen(100)
     log(f"start {NAME} {os.getpid()}")
     print(f"{NAME} listens", flush=True)
-    async with server:
-        await server.serve_forever()
+    while True:
+        sock, _ = server.accept()
+        if sock.family == socket.AF_INET:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=Connection(sock).serve, daemon=True).start()
 
 
 if "fail" in OPTIONS:
     log(f"fail {NAME}")
     print("error: made to fail", flush=True)
     sys.exit(int(OPTIONS["fail"]))
-asyncio.run(main())
+main()

@@ -19,6 +19,7 @@ import gguf
 import httpx
 import pytest
 from router_process import Running, Start, alive, config, fake
+from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.http import bodies
@@ -322,7 +323,7 @@ def requests_of(count: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"])
+@pytest.mark.parametrize("name", first_of(["SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"]))
 def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, tmp_path: Path, name: str) -> None:
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))

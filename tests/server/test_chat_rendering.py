@@ -23,19 +23,20 @@ SLOW_WHEN_TOLD = (
 
 
 @pytest.mark.slow
-async def test_a_slow_template_is_a_400_and_delays_no_other_chat() -> None:
+async def test_a_slow_template_is_a_400_and_delays_no_other_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.text.template.chat.SECONDS", 0.8)
     async with client(source=SLOW_WHEN_TOLD) as http:
         slow = asyncio.create_task(
             http.post("/apply-template", json={"messages": USER, "chat_template_kwargs": {"slow": True}})
         )
-        for _ in range(5):
+        for _ in range(2):
             assert (await http.get("/health")).status_code == 200
             answer = await http.post("/completion", json={"prompt": "x", "n_predict": 1})
             assert answer.status_code == 200 and not slow.done()
         waiting = asyncio.create_task(http.post("/apply-template", json={"messages": USER}))
         refused, served = await slow, await waiting
         assert refused.status_code == 400
-        assert "takes more than 2 s of computing" in refused.json()["error"]["message"]
+        assert "takes more than 0.8 s of computing" in refused.json()["error"]["message"]
         assert served.json() == {"prompt": "ok"}
 
 

@@ -80,6 +80,10 @@ def bits(mask: NDArray[np.uint32] | None, n_vocab: int) -> list[int]:
     return found
 
 
+def _has(mask: NDArray[np.uint32], token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
 class Vocabulary:
     """A tokenizer with its compiler."""
 
@@ -95,7 +99,8 @@ class Vocabulary:
         return bits(matcher.mask(), self.tokenizer.n_vocab)
 
     def may_end(self, matcher: Matcher) -> bool:
-        return bool(self.tokenizer.eog & set(self.allowed(matcher)))
+        mask = matcher.mask()
+        return mask is None or any(_has(mask, token) for token in self.tokenizer.eog)
 
     def spell(self, text: str) -> list[int]:
         """Tokens of a text, control tokens among them, without a space in front."""
@@ -110,7 +115,8 @@ class Vocabulary:
     def feed(self, matcher: Matcher, text: str) -> bool:
         """Generate a text; False where a mask excludes it."""
         for token in self.spell(text):
-            if token not in self.allowed(matcher):
+            mask = matcher.mask()
+            if mask is not None and not _has(mask, token):
                 return False
             matcher.accept(token)
         return True
@@ -131,8 +137,8 @@ class Vocabulary:
         out: list[int] = []
         for _ in range(most):
             allowed = self.allowed(matcher)
-            ends = [token for token in allowed if token in self.tokenizer.eog]
-            if ends and (len(ends) == len(allowed) or random.random() < 0.3):
+            n_ends = len(self.tokenizer.eog.intersection(allowed))
+            if n_ends and (n_ends == len(allowed) or random.random() < 0.3):
                 return self.tokenizer.join(out, special=special).decode()
             # Short tokens more often than there are, for answers that come to an end.
             token = random.choice(allowed)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import chosen
 
 from llamado.text.dialects import (
     Content,
@@ -474,6 +475,8 @@ def test_answers_whole_and_in_pieces(answer: Answer) -> None:
 
 
 NAMES = sorted({answer[0] for answer in ANSWERS})
+EACH_FORMAT = ("coder", "functionary32", "gemma", "harmony", "hermes", "kimi", "lfm", "llama3", "plain")
+"""One family for each form of calls that has code of its own; the others differ in its tags."""
 SAMPLES = {name: [answer[1] for answer in ANSWERS if answer[0] == name] for name in NAMES}
 
 
@@ -567,7 +570,7 @@ def mixtures(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(mixtures())
 def test_where_the_text_is_cut_does_not_matter(mixture: tuple[str, list[str]]) -> None:
     name, parts = mixture
@@ -675,7 +678,7 @@ def test_a_call_that_is_cut_off_shows_what_there_is() -> None:
     assert nemo == ("", "", [("get_weather", '{"city": "Pa')])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", chosen(NAMES, EACH_FORMAT))
 def test_an_answer_that_a_limit_cuts_shows_no_markup(name: str) -> None:
     """Wherever it is cut: each part of the whole answer, or its beginning, and no arguments that seem complete."""
     for answer in (answer for answer in ANSWERS if answer[0] == name and answer[4]):
@@ -753,7 +756,7 @@ HOSTILE = {
 def test_a_push_costs_what_its_text_is_long(name: str) -> None:
     """The held-back text, which is parsed again with the next piece, stays small however long the answer gets."""
     for tag in HOSTILE[name]:
-        for text in (tag + "a" * 100_000, tag + " " * 100_000, tag * (40_000 // len(tag))):
+        for text in (tag + "a" * 20_000, tag + " " * 20_000, tag * (20_000 // len(tag))):
             parser = ready(name).parser()
             assert isinstance(parser, ReadingParser)
             for i in range(0, len(text), 32):
@@ -765,5 +768,5 @@ def test_a_push_costs_what_its_text_is_long(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_megabyte_at_once() -> None:
-    for tag in HOSTILE["hermes"][:3]:
+    for tag in HOSTILE["hermes"][:1]:
         assert read(ready("hermes"), [tag * (1_000_000 // len(tag))]) is not None

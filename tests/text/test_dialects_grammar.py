@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from guided import Vocabulary, bytes_tokenizer
 from llguidance import LLMatcher, LLTokenizer
-from test_dialects import ANSWERS, NAMES, TEMPLATES, TOOLS, Answer, read, ready, told
+from test_dialects import ANSWERS, EACH_FORMAT, NAMES, TEMPLATES, TOOLS, Answer, read, ready, told
 
 from llamado.text.grammar.source import GrammarError, GrammarSource
 
@@ -35,9 +36,16 @@ def fits(source: GrammarSource | None, text: str) -> bool:
     return bool(made.is_accepting())
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("choice", ["auto", "required", "function:now"])
-@pytest.mark.parametrize("parallel", [True, pytest.param(False, marks=pytest.mark.slow)])
+WAYS = [*itertools.product(ALL, ("auto", "required", "function:now"), (True, False))]
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "parallel"),
+    [
+        pytest.param(*way, marks=() if way[1:] == ("required", True) or way[0] in EACH_FORMAT else pytest.mark.full)
+        for way in WAYS
+    ],
+)
 def test_grammars_compile(name: str, choice: str, parallel: bool) -> None:
     prepared = ready(name, tool_choice=choice, parallel_tool_calls=parallel)
     matcher(prepared.grammar)

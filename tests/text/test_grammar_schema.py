@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import json
 import random
 import re
@@ -218,7 +217,7 @@ def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: 
     schema = {"type": "string", "format": name}
     compiler = bpe.constraint("json_schema", json.dumps(schema))
     check = validator(schema)
-    for seed in range(25):
+    for seed in range(10):
         text = bpe.walk(compiler, random.Random(seed))
         assert text is None or check.is_valid(json.loads(text)), text
 
@@ -433,12 +432,10 @@ def test_few_grammars_are_kept() -> None:
     vocabulary = Vocabulary(bytes_tokenizer())
     texts = [f"a{{{i}}}" for i in range(1, 30)]
     made = [weakref.ref(vocabulary.constraint("regex", text)) for text in texts]
-    gc.collect()
     kept = [i for i, grammar in enumerate(made) if grammar() is not None]
     assert kept == list(range(29 - len(kept), 29)) and 2 <= len(kept) <= 8
     long = [json.dumps({"type": "string", "description": f"{i}" + "x" * 400_000}) for i in range(6)]
     made = [weakref.ref(vocabulary.constraint("json_schema", text)) for text in long]
-    gc.collect()
     assert [grammar() is not None for grammar in made] == [False] * 4 + [True] * 2
 
 

@@ -85,18 +85,20 @@ def test_unknown_rule_is_named() -> None:
 
 @pytest.mark.slow
 def test_no_rule_takes_the_square_of_the_length() -> None:
-    texts = [" " * 40_000 + "x", "\n \t" * 13_000 + "1", "1" * 40_000, "Aa" * 20_000, "\u0301" * 40_000, "'" * 40_000]
+    texts = [" " * 20_000 + "x", "\n \t" * 7_000 + "1", "1" * 20_000, "Aa" * 10_000, "\u0301" * 20_000, "'" * 20_000]
     for name in RULES:
         for text in texts:
             start = time.process_time()
             pre_tokenizer(name).words(text)
-            assert time.process_time() - start < 2, (name, text[:5])  # the square: 40,000² steps, ten seconds and more
+            assert time.process_time() - start < 1, (name, text[:5])  # the square: 20,000² steps, three seconds and more
 
 
 @pytest.mark.slow
 def test_classes_are_those_of_unicode_15_1() -> None:
     by_letter = {"L": LETTER, "N": NUMBER, "P": PUNCTUATION, "M": MARK, "S": SYMBOL}
-    every = "".join(map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x110000)]))
+    # From plane 2 on, classes change in few places.
+    assigned = [*range(0x80, 0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)]
+    every = "".join(map(chr, [*assigned, *range(0x20000, 0x110000, 61)]))
     reduced = reduce(every)
     assert len(reduced) == len(every)
     version = tuple(map(int, unicodedata.unidata_version.split(".")))

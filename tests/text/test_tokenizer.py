@@ -390,7 +390,7 @@ def test_loading_does_nothing_for_each_token(real: tuple[str, Metadata]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "unit", first_of(["a", " ", "é", "\n", "<", "<unused1>", "1", "ab", "a ", "\t\n", "_x", "漢"], 3)
+    "unit", first_of([" ", "é", "a", "\n", "<", "<unused1>", "1", "ab", "a ", "\t\n", "_x", "漢"], 2)
 )
 def test_long_hostile_texts_take_steps_in_proportion(
     real: tuple[str, Metadata], unit: str, monkeypatch: pytest.MonkeyPatch

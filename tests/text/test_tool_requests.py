@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from guided import Vocabulary, bytes_tokenizer
-from test_dialects import NAMES, template
+from test_dialects import EACH_FORMAT, NAMES, template
+from tiers import chosen
 
 from llamado.errors import LlamadoError
 from llamado.text.dialects import Conversation, prepare
@@ -65,7 +66,7 @@ def replaced(node: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", chosen(NAMES, EACH_FORMAT))
 def test_odd_tools_are_served_or_refused(name: str) -> None:
     vocabulary = Vocabulary(bytes_tokenizer())
     chance = random.Random(name)
