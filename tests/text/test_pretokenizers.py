@@ -90,7 +90,10 @@ def test_no_rule_takes_the_square_of_the_length() -> None:
         for text in texts:
             start = time.process_time()
             pre_tokenizer(name).words(text)
-            assert time.process_time() - start < 1, (name, text[:5])  # the square: 20,000² steps, three seconds and more
+            assert time.process_time() - start < 1, (
+                name,
+                text[:5],
+            )  # the square takes three seconds and more
 
 
 @pytest.mark.slow
