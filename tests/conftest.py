@@ -27,6 +27,7 @@ from watchdog import Watchdog
 from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.rpc.client.connection import ALIVE_TIMEOUT
 from llamado.rpc.client.heartbeat import Patience
+from llamado.text.template import rendering
 
 # httpx looks for it with each request to an application in this process, through all of the path where it is not there.
 if find_spec("sniffio") is None:
@@ -34,6 +35,10 @@ if find_spec("sniffio") is None:
 
 # Certificates of the system are read once, not for each client: 20 ms of work for hundreds of them.
 httpx_transport.create_ssl_context = functools.lru_cache(httpx_transport.create_ssl_context)
+
+# A model that is closed keeps the process that renders templates, for the next model: starting it takes a tenth of a
+# second. It ends with this process.
+rendering.end = lambda: None
 
 # A busy machine may take longer than httpx waits by itself: five seconds.
 for _limit in ("connect", "read", "write", "pool"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """Exclude all objects of earlier tests from collections, as a server does at its start.
+
+    Unloading a model collects all the others, which takes up to a second among the modules of all tests.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

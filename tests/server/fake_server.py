@@ -2,11 +2,13 @@
 
 Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, tokens=N of an
 answer, timeout=SECONDS, connections=N,
-sleep=SECONDS, prefix=PATH, json (log), metrics, grace=SECONDS at its end, key=FILE and certificate=FILE (TLS).
+sleep=SECONDS, prefix=PATH, json (log), metrics, grace=SECONDS at its end, key=FILE and certificate=FILE (TLS),
+parent=PIPE, whose end is that of the parent process.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         engine = FakeEngine(delay=float(options.get("delay", "0")), answer="x" * int(options.get("tokens", "50")))
         return replace(served(engine), close=engine.close)
 
+    if "parent" in options:
+        os.environ["LLAMADO_PARENT_FD"] = str(os.open(options["parent"], os.O_RDONLY))
     if "grace" in options:
         connections.GRACE = int(options["grace"])
     sockets = listen(("127.0.0.1",), 0)

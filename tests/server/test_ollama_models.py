@@ -131,6 +131,7 @@ def test_numbers_of_parameters(n: int, shown: str) -> None:
     assert short_number(n) == shown
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 async def test_keep_alive_of_a_server_of_one_model() -> None:
     async with client() as http:

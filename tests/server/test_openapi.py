@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,43 +14,26 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tiers import first_of
 from waiting import GUARD
+from wire import serving
 
 from llamado.page.files import page_routes
 from llamado.server.app import create_app
 
-HERE = Path(__file__).parent
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address() -> Iterator[str]:
     """The address of a server over the fake engine."""
-    port_file = tmp_path_factory.mktemp("openapi") / "port"
-    command = [sys.executable, str(HERE / "fake_server.py"), str(port_file), "metrics"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(6000):
-            if port_file.exists() and (port := port_file.read_text()):
-                url = f"http://127.0.0.1:{port}"
-                if _healthy(url):
-                    break
-            time.sleep(0.01)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
+    with serving(metrics=True) as wire:
+        yield wire.url
 
 
 @pytest.mark.slow
-def test_answers_are_as_described(address: str) -> None:
+@pytest.mark.parametrize("examples", first_of([2, 8]))
+def test_answers_are_as_described(address: str, examples: int) -> None:
     schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
     n_endpoints = 0
     for result in schema.get_all_operations():
@@ -64,7 +43,7 @@ def test_answers_are_as_described(address: str) -> None:
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=4,
+            max_examples=examples,
             deadline=None,
             derandomize=True,
             database=None,

@@ -386,6 +386,7 @@ def test_overview() -> None:
 # -- sleep -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 async def test_an_idle_model_is_unloaded_and_reloaded() -> None:
     async with client() as http:
@@ -427,6 +428,7 @@ async def test_an_idle_model_is_unloaded_and_reloaded() -> None:
                 engine.close()
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of(["/health", "/metrics", "/v1/health", "/props", "/models", "/v1/models"], 2))
 def test_monitoring_does_not_wake_the_model(path: str) -> None:
@@ -434,6 +436,7 @@ def test_monitoring_does_not_wake_the_model(path: str) -> None:
     assert not woken("HEAD", path)
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/slots", "/lora-adapters"])
 def test_other_get_requests_wake_the_model(path: str) -> None:
@@ -471,6 +474,7 @@ async def ticks(sleep: Sleep, n: int) -> None:
     sleep._idle = idle  # type: ignore[method-assign]
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["at the endpoint", "in the engine"])
 async def test_running_requests_keep_the_model_awake(where: str) -> None:
@@ -496,6 +500,7 @@ async def test_running_requests_keep_the_model_awake(where: str) -> None:
             watch.cancel()
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.slow
 async def test_a_failed_reload_is_retried() -> None:
     async with client() as http:
@@ -537,30 +542,17 @@ def test_sleep_in_a_process(fake_server: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    port_file = tmp_path / "port"
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(port_file)],
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=[read],
-        env={**os.environ, "LLAMADO_PARENT_FD": str(read)},
-    )
-    os.close(read)
-    try:
-        while not (port_file.exists() and port_file.read_text()):
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{port_file.read_text()}"
-        wait_ready(url)
-        os.write(write, b"still there")
-        assert httpx.get(f"{url}/health").status_code == 200
-        os.close(write)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        _, errors = process.communicate()
-    assert "parent process ended" in errors
+def test_a_server_ends_with_its_parent(fake_server: Callable[..., tuple[ServerProcess, str]], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    write = os.open(pipe, os.O_RDWR)
+    process, url = fake_server(f"parent={pipe}")
+    wait_ready(url)
+    os.write(write, b"still there")
+    assert httpx.get(f"{url}/health").status_code == 200
+    os.close(write)
+    assert process.wait(GUARD) == 0
+    assert "parent process ended" in process.log()
 
 
 # -- traces ----------------------------------------------------------------------------------------------------------
