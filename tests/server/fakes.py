@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import httpx
@@ -83,6 +84,7 @@ TEMPLATE = """
 """
 
 
+@cache
 def template(source: str = TEMPLATE) -> ChatTemplate:
     return ChatTemplate(source, EndTokens("<s>", "<eos>"))
 

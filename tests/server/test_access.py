@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from typing import Any
 
 import httpx
 import pytest
+from kept_connection import KeptConnection
 from tiers import first_of
-from waiting import GUARD
 from wire import Wire, serving
 
 from llamado.http.access import HEALTH, LIVE, PRIVILEGED, AccessRules
@@ -56,30 +55,6 @@ def table() -> dict[str, set[str]]:
 ROUTES = table()
 
 
-class Client:
-    """A connection to a server, kept for thousands of requests; httpx would take most of their time."""
-
-    def __init__(self, wire: Wire, prefix: str = "", **headers: str) -> None:
-        self.host = f"127.0.0.1:{wire.port}"
-        self._connection = HTTPConnection("127.0.0.1", wire.port, timeout=GUARD)
-        self._prefix, self._headers = prefix, headers
-
-    def ask(self, method: str, path: str, **headers: str) -> httpx.Response:
-        """Send an empty object, or no body for methods without one. Of an event stream, only a part is read."""
-        body = b"{}" if method in ("POST", "PUT") else None
-        self._connection.request(method, self._prefix + path, body, {**self._headers, **headers})
-        answer = self._connection.getresponse()
-        if "event-stream" in answer.headers.get("content-type", ""):
-            content = answer.read1()
-            self._connection.close()  # the next request opens another
-        else:
-            content = answer.read()
-        return httpx.Response(answer.status, headers=answer.headers.items(), content=content)
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 def error_of(answer: httpx.Response, path: str) -> str:
     """Return the message of an error in the form of its path's API."""
     error = answer.json()["error"]
@@ -88,18 +63,18 @@ def error_of(answer: httpx.Response, path: str) -> str:
 
 
 @contextlib.contextmanager
-def locked_server(prefix: str) -> Iterator[tuple[Wire, Client]]:
+def locked_server(prefix: str) -> Iterator[tuple[Wire, KeptConnection]]:
     """A server with a key."""
     rules = AccessRules(api_keys=(b"other", b"sesame"))
     with (
         serving(access=rules, api_prefix=prefix, metrics=True, props=True) as wire,
-        contextlib.closing(Client(wire, prefix, Origin=LOCAL)) as http,
+        contextlib.closing(KeptConnection(wire.url, prefix, Origin=LOCAL)) as http,
     ):
         yield wire, http
 
 
 @pytest.fixture(scope="module", params=first_of(["", "/llm"]))
-def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Client]]:
+def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, KeptConnection]]:
     with locked_server(request.param) as found:
         yield found
 
@@ -107,7 +82,7 @@ def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Client]]:
 @pytest.mark.slow
 def test_every_route_has_the_prefix() -> None:
     with locked_server("/llm") as (wire, http):
-        outside = Client(wire, Origin=LOCAL)
+        outside = KeptConnection(wire.url, Origin=LOCAL)
         for path, methods in ROUTES.items():
             for method in methods:
                 assert http.ask(method, path).status_code == 401 or path in PUBLIC, path
@@ -118,7 +93,7 @@ def test_every_route_has_the_prefix() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
-def test_every_route_checks_key_and_origin(locked: tuple[Wire, Client], path: str) -> None:
+def test_every_route_checks_key_and_origin(locked: tuple[Wire, KeptConnection], path: str) -> None:
     wire, http = locked
     for method in METHODS:
         exists = method in ROUTES[path] or (method == "HEAD" and "GET" in ROUTES[path])
@@ -154,7 +129,7 @@ def test_routes_return_503_while_the_model_is_loading() -> None:
     """503 comes before 401, so that the page, which is available, can show the progress without a key."""
     with (
         serving(loaded=False, access=AccessRules(api_keys=(b"sesame",))) as wire,
-        contextlib.closing(Client(wire, Origin=LOCAL)) as http,
+        contextlib.closing(KeptConnection(wire.url, Origin=LOCAL)) as http,
     ):
         for path in [path for path in ROUTES if path not in LIVE]:
             for method in METHODS:
@@ -167,13 +142,13 @@ def test_routes_return_503_while_the_model_is_loading() -> None:
 
 
 @pytest.fixture(scope="module")
-def open_server() -> Iterator[Client]:
-    with serving(metrics=True, props=True) as wire, contextlib.closing(Client(wire)) as http:
+def open_server() -> Iterator[KeptConnection]:
+    with serving(metrics=True, props=True) as wire, contextlib.closing(KeptConnection(wire.url)) as http:
         yield http
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES.keys() - PRIVILEGED))  # see test_tools_api.py
-def test_requests_of_other_sites_change_nothing(open_server: Client, path: str) -> None:
+def test_requests_of_other_sites_change_nothing(open_server: KeptConnection, path: str) -> None:
     """A server without keys refuses changes by other sites, and its CORS headers keep them from reading answers."""
     for method in ("GET", "POST", "DELETE"):
         changes = method != "GET"

@@ -285,7 +285,7 @@ def test_a_lost_beginning_is_an_error() -> None:
 
 def test_a_client_that_does_not_read_delays_nothing() -> None:
     """The answer is complete, and its slot free, although the client has read nothing."""
-    engine = GatedEngine("x" * 60_000, allowed=100_000)
+    engine = GatedEngine("x" * 30_000, allowed=100_000)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http, post(wire.address):
         until(lambda: is_done(http))
         assert not engine.busy and len(get(http, offset=written(http) - 10).content) == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ def _metadata(tokens: list[tuple[str, int]], **extra: object) -> Metadata:
     return Metadata(values | {f"tokenizer.ggml.{key}": value for key, value in extra.items()})
 
 
+@cache
 def bytes_tokenizer() -> Tokenizer:
     """Byte pairs: every byte, a few words of JSON, control tokens, two of which end an answer."""
     merges = [
@@ -61,6 +63,7 @@ def bytes_tokenizer() -> Tokenizer:
     )
 
 
+@cache
 def pieces_tokenizer() -> Tokenizer:
     """SentencePiece: byte tokens, spaces as ▁, a space put in front of every text; thinking tags are plain text."""
     words = ["▁", "▁a", '{"', '":', "true", "▁the", "ab", "th", "ink", ">", "</", "<", "é", "x", "y", ">x", ">\n\n"]

@@ -396,11 +396,11 @@ def test_long_hostile_texts_take_steps_in_proportion(
     real: tuple[str, Metadata], unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_tokenizer(real[1])
-    text = unit * 8000
+    text = unit * 4000
     assert tokenizer.join(tokenizer.encode(text)).decode() == text
-    few, many = (steps(lambda: tokenizer.encode(unit * n), monkeypatch) for n in (2000, 8000))  # noqa: B023
+    few, many = (steps(lambda: tokenizer.encode(unit * n), monkeypatch) for n in (1000, 4000))  # noqa: B023
     # A text of few words finds all but the first remembered; one of a single word is walked through.
-    assert many < 6 * max(few, 2000 * 64), "four times the text takes more than in proportion"
+    assert many < 6 * max(few, 1000 * 64), "four times the text takes more than in proportion"
 
 
 @pytest.mark.slow
