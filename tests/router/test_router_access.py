@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import httpx
 import pytest
+from kept_connection import KeptConnection
 from router_process import RouterHere, Start, config, fake
-from waiting import GUARD, until
+from waiting import until
 
 from llamado.http.access import HEALTH
 from llamado.http.routing import ApiRoute
@@ -35,12 +37,10 @@ def methods_by_path(here: RouterHere) -> dict[str, set[str]]:
     return found
 
 
-def ask(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
-    """Return status, headers and body; no body for endless streams."""
-    content = b"{}" if method in ("POST", "PUT") else None
-    with http.stream(method, path, content=content, headers=headers) as answer:
-        endless = method == "GET" and "content-length" not in answer.headers
-        return answer.status_code, answer.headers, b"" if endless else answer.read()
+def ask(http: KeptConnection, method: str, path: str, headers: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
+    """Return status, headers and body."""
+    answer = http.ask(method, path, **headers)
+    return answer.status_code, answer.headers, answer.content
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
         "bearer": ({"Authorization": "Bearer sesame"}, True),
     }
     two = {name: credentials[name] for name in ("none", "x-api-key")}
-    with httpx.Client(base_url=here.url + prefix, timeout=GUARD, headers={"Origin": LOCAL}) as http:
+    with contextlib.closing(KeptConnection(here.url, prefix, Origin=LOCAL)) as http:
         paths = methods_by_path(here)
         for path in paths if prefix else ("/health", "/completion", "/tools", "/nowhere"):
             methods = paths[path]
@@ -87,16 +87,17 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
 @pytest.mark.slow
 def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}))
-    host = here.url.removeprefix("http://")
+    http = KeptConnection(here.url)
     for path in methods_by_path(here):
         for method in ("GET", "POST", "DELETE"):
             changes = method != "GET" or path == "/unload"
             for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
-                status, response_headers, _ = ask(here.http, method, path, headers)
+                status, response_headers, _ = ask(http, method, path, headers)
                 assert (status == 403) == (changes or path in DISABLED), (method, path, headers)
                 assert ALLOWED not in response_headers
-        for headers in ({}, {"Origin": LOCAL}, {"Origin": f"http://{host}"}, {"Sec-Fetch-Site": "same-origin"}):
-            assert (ask(here.http, "POST", path, headers)[0] == 403) == (path in DISABLED), (path, headers)
+        for headers in ({}, {"Origin": LOCAL}, {"Origin": here.url}, {"Sec-Fetch-Site": "same-origin"}):
+            assert (ask(http, "POST", path, headers)[0] == 403) == (path in DISABLED), (path, headers)
+    http.close()
     # Model processes do not reject what the router accepted: they do not see the origin.
     headers = {"Origin": LOCAL, "Sec-Fetch-Site": "same-site"}
     answer = here.http.post("/completion", json={"model": "a", "echo": True}, headers=headers).json()
@@ -106,8 +107,8 @@ def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
 def test_without_a_key_only_known_hosts_are_served(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--allowed-hosts", "my.router")
     for path in ("/health", "/v1/models", "/running", "/unload"):
-        assert ask(here.http, "GET", path, {"Host": "evil.com"})[0] == 403
-        assert ask(here.http, "GET", path, {"Host": "my.router:80"})[0] == 200
+        assert here.http.get(path, headers={"Host": "evil.com"}).status_code == 403
+        assert here.http.get(path, headers={"Host": "my.router:80"}).status_code == 200
 
 
 @pytest.mark.slow
@@ -156,8 +157,8 @@ def test_llama_swaps_unload_paths(start_router: Start) -> None:
 
 def test_cors_origins_may_allow_all_sites(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
-    status, response_headers, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})
-    assert status == 400 and response_headers[ALLOWED] == FOREIGN
+    answer = here.http.post("/models/unload", json={}, headers={"Origin": FOREIGN})
+    assert answer.status_code == 400 and answer.headers[ALLOWED] == FOREIGN
 
 
 @pytest.mark.slow

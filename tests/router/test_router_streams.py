@@ -63,8 +63,13 @@ def test_a_model_answers_on_without_its_client(start_router: Start, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_streams_are_stopped_and_replaced(start_router: Start, tmp_path: Path) -> None:
-    """A request with the same id replaces the stream, even if it is for another model."""
+def test_streams_are_stopped_and_replaced(
+    start_router: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request with the same id replaces the stream, even if it is for another model.
+
+    A shutdown waits neither for detached answers nor for their readers.
+    """
     router = start_router(config({"a": streaming(tmp_path / "go"), "b": streaming(tmp_path / "go-b")}))
     with ask(router, "a") as sock:
         read_some(sock)
@@ -83,6 +88,12 @@ def test_streams_are_stopped_and_replaced(start_router: Start, tmp_path: Path) -
         assert router.http.request(method, "/v1/stream").status_code == 400
         assert router.http.request(method, "/v1/stream", params={"conv_id": "none"}).status_code in (404, 204)
     assert router.http.post("/v1/streams/lookup", content=b"{").json() == []  # as llama-server's router
+    access = router.server.access
+    with router.http.stream("GET", "/v1/stream", params=ID) as reader:
+        next(reader.iter_raw())
+    router.server.should_exit = True
+    until(lambda: access.draining and not access.n_running)
+    assert "unfinished" not in caplog.text  # what is left at the end of the grace period
 
 
 @pytest.mark.slow
@@ -140,18 +151,3 @@ def test_models_without_resumable_streams(start_router: Start, tmp_path: Path) -
     with ask(router, "a", b"", steps=9, seen=str(tmp_path / "seen")) as sock:
         read_some(sock)
     until(lambda: cancelled() == 2)  # without the header
-
-
-@pytest.mark.slow
-def test_a_shutdown_does_not_wait_for_detached_answers(
-    start_router: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    router = start_router(config({"a": streaming(tmp_path / "go")}))
-    with ask(router, "a") as sock:
-        read_some(sock)
-    access = router.server.access
-    with router.http.stream("GET", "/v1/stream", params=ID) as reader:
-        next(reader.iter_raw())
-    router.server.should_exit = True
-    until(lambda: access.draining and not access.n_running)
-    assert "unfinished" not in caplog.text  # what is left at the end of the grace period
