@@ -23,13 +23,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture(scope="module")
-def few_objects() -> None:
-    """Exclude all objects of earlier tests from collections, as a server does at its start.
+@pytest.fixture
+def few_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exclude all objects of earlier tests from collections.
 
-    Unloading a model collects all the others, which takes up to a second among the modules of all tests.
+    Unloading a model collects all objects, which takes up to a second among the modules of all tests.
     """
     gc.freeze()
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture(scope="session")
