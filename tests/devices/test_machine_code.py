@@ -1,22 +1,157 @@
-"""Loading of machine code where little of the address space is left."""
+"""Linking and loading of machine code."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import gc
+import os
 import platform
+import re
+import struct
 import subprocess
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_jit import double
+
+from llamado.devices.cpu import llvm, machine_code
+from llamado.devices.cpu.jit import Jit, JitError
+from llamado.devices.cpu.kernels import control
+from llamado.devices.cpu.machine_code import ExecutableMemory, MachineCode, MachineCodeError, link
+from llamado.devices.kernel import Kernel
+from llamado.devices.simd import F32, I32, I64, Code, F32x8, Work
+
+LINKED = pytest.mark.skipif(not machine_code.SUPPORTED, reason="LLVM loads the code of this machine")
+
+
+def constants(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Read two tables of constants at a position that is known at run time, and call a function of the C library."""
+    number = c.load(I64, c.table("numbers", bytes(range(64))) + a.i * 8)
+    values = c.const(F32x8, [0.1 * i for i in range(8)]) * number.to(F32).splat(8)
+    c.store(a.to, values + c.intrinsic("getpid", I32, []).to(F32).splat(8))
+
+
+CONSTANTS = Kernel("constants", ("i", "to"), constants)
+
+
+def run(jit: Jit, i: int) -> np.ndarray:
+    found, counters = np.zeros(8, np.float32), np.zeros(8, np.int64)
+    fields = np.array([i, found.ctypes.data], np.int64)
+    jit.function(CONSTANTS)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
+    return found
+
+
+def expected(i: int) -> np.ndarray:
+    (number,) = struct.unpack_from("<q", bytes(range(64)), 8 * i)
+    return (np.arange(8) * 0.1).astype(np.float32) * np.float32(number) + np.float32(os.getpid())
+
+
+@pytest.mark.parametrize("linked", [pytest.param(True, marks=LINKED), False])
+def test_code_reaches_its_constants_and_the_c_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    monkeypatch.setattr(machine_code, "SUPPORTED", linked)
+    jit = Jit(folder=tmp_path)
+    for i in (0, 3, 7):
+        assert run(jit, i).tobytes() == expected(i).tobytes()
+    again = Jit(folder=tmp_path)
+    assert run(again, 5).tobytes() == expected(5).tobytes() and again.compiled == 0
+
+
+@LINKED
+def test_linked_code_survives_being_stored(tmp_path: Path) -> None:
+    jit = Jit(folder=tmp_path)
+    for kernel in (CONSTANTS, control.dispatch):
+        code = MachineCode.read(jit.compile(kernel, kernel.name, {}))
+        assert [*code.functions] == [kernel.name] and MachineCode.read(code.write()) == code
+        assert all(offset % 8 == 0 and offset + 8 <= len(code.data) for offset in code.imports.values())
+    assert set(MachineCode.read(jit.compile(CONSTANTS, "constants", {})).imports) == {"getpid"}
+
+
+@LINKED
+def test_unknown_relocations_are_refused(tmp_path: Path) -> None:
+    """Instead of code that reads or calls something else."""
+    jit = Jit(folder=tmp_path)
+    file = bytearray(jit._compiler.object_file(jit._compiler.module(CONSTANTS, "constants", {})))
+    table, (entry, count) = struct.unpack_from("<Q", file, 40)[0], struct.unpack_from("<2H", file, 58)
+    refused = 0
+    for at in range(table, table + entry * count, entry):
+        kind, offset, size = *struct.unpack_from("<I", file, at + 4), *struct.unpack_from("<2Q", file, at + 24)
+        for relocation in range(offset, offset + size, 24) if kind == 4 else ():
+            changed = file.copy()
+            struct.pack_into("<I", changed, relocation + 8, 10)  # R_X86_64_32: an address of four bytes
+            try:
+                link(bytes(changed))  # a frame's, which is not loaded
+            except MachineCodeError as error:
+                assert re.fullmatch(r"relocation 10 to (getpid|numbers|\.LC.*|a section) is not supported", str(error))
+                refused += 1
+    assert refused >= 3 and link(bytes(file))
+
+
+@LINKED
+def test_code_that_cannot_be_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MachineCodeError, match="C library has no function not_a_function"):
+        ExecutableMemory(MachineCode(bytes(64), {}, {"not_a_function": 8}))
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(errno.EACCES)
+        return -1
+
+    monkeypatch.setattr(machine_code, "_libc", lambda: SimpleNamespace(mprotect=refuse))
+    with pytest.raises(JitError, match=r"cannot be loaded: the system refuses executable memory \(Permission denied\)"):
+        double(Jit(folder=tmp_path))
+
+
+def test_kernels_of_llvms_loader_are_unloaded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "SUPPORTED", False)
+    monkeypatch.setattr(llvm, "SEGMENT_KERNELS", 2)
+    monkeypatch.setattr("llamado.devices.cpu.jit.MAX_KERNELS", 2)
+    jit = Jit(folder=tmp_path)
+    kernels = [control.dispatch, control.join, control.work, control.launch]
+    loaded = [weakref.ref(jit.load(kernel).code) for kernel in kernels]
+    gc.collect()
+    assert loaded[0]() is None and loaded[1]() is None and loaded[2]() is loaded[3]() is not None
+    double(jit)
+
+
+WARM = """
 import sys
 from pathlib import Path
 
-import pytest
+import numpy as np
+from running import Case, new, values
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.mapped import watch
+from llamado.ggml import graph as g
+
+device = CpuDevice(2)
+x, memory = new(64, 5), np.zeros(8, np.uint8)
+watch(Path("model.gguf"), memory, "")
+Case({"y": g.relu(g.rms_norm(x, 1e-5))}, {x: values(64, 5)}).run(device)
+print(device.jit.compiled > 0, "llvmlite.binding" in sys.modules)
+"""
+
+
+@LINKED
+def test_a_warm_start_loads_no_llvm(tmp_path: Path) -> None:
+    tests = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    program = f"import sys; sys.path[:0] = {tests!r}\n{WARM}"
+    environment = {**os.environ, "LLAMADO_CACHE": str(tmp_path)}
+    for printed in ("True True", "False False"):
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr) == (printed, "")
+
 
 FILL = """
 import ctypes
 from pathlib import Path
 
-import llvmlite.binding as llvm
-
-llvm.initialize_native_target()
-llvm.initialize_native_asmprinter()
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_size_t
 libc.mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -44,65 +179,48 @@ PROGRAMS = {
     "the signal handler of mapped files": """
 from llamado.devices.cpu import mapped
 
-mapped._module()
+mapped._load({"slots": 0, "before": 0})
 fill()
 mapped._install()
-assert mapped._engine is not None
+assert mapped._handler is not None
 """,
-    "a kernel with constants": """
+    "a kernel with constants that calls the C library": """
+import sys
+
+from test_machine_code import CONSTANTS, Jit, expected, run
+
+jit = Jit(folder=Path(sys.argv[1]))
+jit.cache.write(symbol := jit.cache.symbol(CONSTANTS, {}), jit.compile(CONSTANTS, symbol, {}))
+fill()
+assert run(jit, 3).tobytes() == expected(3).tobytes()
+""",
+    "a kernel that converts halves on a CPU that does not": """
 import sys
 
 import numpy as np
 
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.kernel import Kernel
-from llamado.devices.simd import F32, I64, F32x8
-
-
-def trace(c, a, work):
-    number = c.load(I64, c.table("numbers", bytes(range(64))) + a.x % 8 * 8)
-    c.store(a.x, c.const(F32x8, [0.1 * i for i in range(8)]) * number.to(F32).splat(8))
-
-
-jit, kernel = Jit(folder=Path(sys.argv[1])), Kernel("constants", ("x",), trace)
-found = np.zeros(8, np.float32)
-fields, counters = np.array([found.ctypes.data], np.int64), np.zeros(8, np.int64)
-jit.cache.write(symbol := jit.cache.symbol(kernel, {}), jit.compile(kernel, symbol, {}))
-fill()
-jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
-number = int.from_bytes(bytes(range(64))[found.ctypes.data % 8 * 8 :][:8], "little")
-assert found.tobytes() == ((np.arange(8) * 0.1).astype(np.float32) * np.float32(number)).tobytes()
-""",
-    "a kernel that calls the C library": """
-import sys
-
-import numpy as np
-
-from llamado.devices.cpu.jit import Jit
-from llamado.devices.kernel import Kernel
-from llamado.devices.simd import I32
-
-
-def trace(c, a, work):
-    c.store(a.x, c.intrinsic("getpid", I32, []))
-
-
-jit, kernel = Jit(folder=Path(sys.argv[1])), Kernel("process", ("x",), trace)
-found = np.zeros(1, np.int32)
-fields, counters = np.array([found.ctypes.data], np.int64), np.zeros(8, np.int64)
-jit.cache.write(symbol := jit.cache.symbol(kernel, {}), jit.compile(kernel, symbol, {}))
-fill()
-jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
-
-assert found[0] == libc.getpid()
-""",
-    "a CPU that converts no halves": """
-from llamado.devices.cpu import jit
+from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.cpu.lowerings.host import processor
+from llamado.devices.kernel import Kernel
+from llamado.devices.simd import F16
+
+
+def trace(c, a, work):
+    c.store(a.x, c.load_f16(a.x).to(F16))
+
 
 cpu, features = processor()
+first = ("sse", "sse2", "cx8", "fxsr", "mmx", "cmov", "64bit", "x87")
+features = dict.fromkeys((name for name in features if name not in first), False)
+jit = Jit(LOWERINGS["portable"], Path(sys.argv[1]), ("x86-64", features))
+kernel = Kernel("halves", ("x",), trace)
+jit.cache.write(symbol := jit.cache.symbol(kernel, {}), jit.compile(kernel, symbol, {}))
 fill()
-jit.Jit(folder=Path("none"), host=(cpu, features | {"f16c": False}))._new_segment().engine.finalize_object()
+x = np.array([1.5], np.float16)
+fields, counters = np.array([x.ctypes.data], np.int64), np.zeros(8, np.int64)
+jit.function(kernel)(fields.ctypes.data, 0, 1, counters.ctypes.data, 8)
+assert x[0] == 1.5
 """,
 }
 
@@ -111,6 +229,7 @@ jit.Jit(folder=Path("none"), host=(cpu, features | {"f16c": False}))._new_segmen
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_code_is_loaded_where_only_small_gaps_are_left(name: str, tmp_path: Path) -> None:
     """LLVM ends the process if sections of one object lie too far apart."""
-    program = FILL + PROGRAMS[name]
+    tests = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    program = f"import sys; sys.path[:0] = {tests!r}\n" + FILL + PROGRAMS[name]
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.devices.compile.program import ByteSpan, Constant, Operation, Place, Programs, Temporary, plan
-from llamado.devices.cpu.jit import CodeSegment, LoadedKernel
+from llamado.devices.cpu.jit import LoadedKernel
 from llamado.devices.cpu.program import link
 from llamado.devices.kernel import Kernel
 from llamado.ggml.graph import Graph
@@ -23,7 +23,7 @@ KERNEL = Kernel("nothing", ("x",), lambda *_: None)
 
 class FakeJit:
     def load(self, kernel: Kernel, **parameters: Any) -> LoadedKernel:
-        return LoadedKernel(4711, CodeSegment(None))
+        return LoadedKernel(4711, None)
 
 
 @st.composite

@@ -84,9 +84,11 @@ def cache_folder() -> Path:
 class KernelCache:
     """Compiled kernels of one machine in a folder."""
 
-    def __init__(self, sources: tuple[str, ...], machine: Sequence[str], folder: Path | None = None) -> None:
+    def __init__(
+        self, sources: tuple[str, ...], machine: Sequence[str], folder: Path | None = None, *, warns: bool = True
+    ) -> None:
         """`sources`: files and folders of the package that decide what a kernel compiles to. `machine`: all else that
-        does, besides the kernel's parameters. `folder`: default `cache_folder()`.
+        does, besides the kernel's parameters. `folder`: default `cache_folder()`. `warns`: log why nothing can be kept.
         """
         import llvmlite
 
@@ -95,15 +97,19 @@ class KernelCache:
         identity = "\0".join([llvmlite.__version__, *machine])
         self._identity = hashlib.sha256(source_hash(*sources) + identity.encode())
         self._folder_is_ours: bool | None = None
-        self._warned = False
+        self._warned = not warns
         self._written = 0
 
     def symbol(self, kernel: Kernel, parameters: Mapping[str, Any], *more: Any) -> str:
         """Return the name of a kernel with these parameters. `more`: further numbers that its code depends on."""
+        numbers = repr((kernel.name, kernel.fields, sorted(parameters.items()), *more)).encode()
+        return self.entry(kernel.name, own_source(kernel.trace, self._sources) + numbers)
+
+    def entry(self, name: str, parameters: bytes) -> str:
+        """Return the full name of an entry that depends on these parameters."""
         digest = self._identity.copy()
-        digest.update(own_source(kernel.trace, self._sources))
-        digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()), *more)).encode())
-        return f"{kernel.name}_{digest.hexdigest()[:32]}"
+        digest.update(parameters)
+        return f"{name}_{digest.hexdigest()[:32]}"
 
     def path(self, symbol: str) -> Path:
         """Return the file of a kernel."""

@@ -1,6 +1,6 @@
 """f16 ↔ f32 conversion in integer arithmetic, for CPUs without an instruction for it.
 
-LLVM then calls these two functions by the names they have in compilers' run-time libraries, which are not part of a
+LLVM then calls two functions by the names they have in compilers' run-time libraries, which are not part of a
 Python process.
 """
 
@@ -17,16 +17,15 @@ def _i32(number: int) -> Any:
     return ir.Constant(_I32, number)
 
 
-def module() -> Any:
-    """Return an IR module with `__extendhfsf2` and `__truncsfhf2`."""
-    made = ir.Module("halves")
-    _extend(made)
-    _truncate(made)
-    return made
+def add_to(module: Any) -> None:
+    """Add `__extendhfsf2` and `__truncsfhf2` to an IR module."""
+    _extend(module)
+    _truncate(module)
 
 
 def _begin(made: Any, name: str, result: Any, argument: Any) -> tuple[Any, Any]:
     function = ir.Function(made, ir.FunctionType(result, [argument]), name)
+    function.linkage = "weak"  # kept, though only machine code calls it; several modules may have it
     return ir.IRBuilder(function.append_basic_block()), function.args[0]
 
 

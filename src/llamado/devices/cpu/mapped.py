@@ -1,7 +1,7 @@
 """SIGBUS handler for mapped files: end the process with a reason if a mapped file is truncated while in use.
 
 Touching a page that the file no longer has raises SIGBUS in the thread that touches it, mostly in machine code, so only
-a signal handler can report it. The handler is compiled, because no Python may run in it. For an address outside the
+a signal handler can report it. The handler is machine code, because no Python may run in it. For an address outside the
 watched ranges it restores the previous handler (the system's, faulthandler's) and returns: the instruction is retried
 and raises the signal for that handler. A signal that this process sent itself has no address. It comes from a handler
 installed later that passes on what it received (faulthandler); the instruction is retried, too.
@@ -12,13 +12,18 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices.cpu import machine_code
+from llamado.devices.cpu.machine_code import ExecutableMemory, MachineCode
+from llamado.devices.kernel_cache import KernelCache
+
+_NAME = "on_bus_error"
 _SLOTS = 1024
 _SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
 _SIGBUS = 7
@@ -49,7 +54,8 @@ _slots = (_Slot * _SLOTS)()
 _texts: list[bytes] = [b""] * _SLOTS
 _before = _Action()
 _lock = threading.Lock()
-_engine: Any = None
+_handler: object = None
+"""Keeps the handler's code in memory."""
 
 
 def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], None]:
@@ -85,44 +91,70 @@ def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], No
 
 def _install() -> None:
     """Install the handler once. A handler that is installed later takes precedence."""
-    global _engine
-    if _engine is not None:
+    global _handler
+    if _handler is not None:
         return
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(codemodel="small", reloc="pic")
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_module())), machine)
-    engine.finalize_object()
-    action = _Action(handler=engine.get_function_address("on_bus_error"), flags=_SA_SIGINFO | _SA_ONSTACK)
+    address, code = _load({"slots": ctypes.addressof(_slots), "before": ctypes.addressof(_before)})
+    action = _Action(handler=address, flags=_SA_SIGINFO | _SA_ONSTACK)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigaction(_SIGBUS, ctypes.byref(action), ctypes.byref(_before)) == 0:
-        _engine = engine
+        _handler = code
 
 
-def _module() -> Any:
-    """Build `void on_bus_error(int signal, siginfo_t*, void*)`, which calls only async-signal-safe functions."""
+def _load(variables: Mapping[str, int]) -> tuple[int, object]:
+    """Return the address of the handler in memory, and what keeps it there. `variables`: name → address."""
+    if not machine_code.SUPPORTED:
+        from llamado.devices.cpu.llvm import LoadedObjects
+
+        objects = LoadedObjects()
+        return objects.add(_compile(_module(variables)), _NAME), objects
+    cache = KernelCache(("devices/cpu/mapped.py", "devices/cpu/machine_code.py"), ["x86_64"], warns=False)
+    name = cache.entry(_NAME, b"")
+    data = cache.read(name)
+    if data is None:
+        data = machine_code.link(_compile(_module({}))).write()
+        cache.write(name, data)
+    code = ExecutableMemory(MachineCode.read(data), variables)
+    return code.address(_NAME), code
+
+
+def _compile(module: Any) -> bytes:
+    import llvmlite.binding as llvm
+
+    from llamado.devices.cpu.llvm import initialize
+
+    machine = llvm.Target.from_triple(initialize()).create_target_machine(codemodel="small", reloc="pic")
+    return bytes(machine.emit_object(llvm.parse_assembly(str(module))))
+
+
+def _module(variables: Mapping[str, int]) -> Any:
+    """Build `void on_bus_error(int signal, siginfo_t*, void*)`, which calls only async-signal-safe functions.
+
+    `variables`: addresses of "slots" and "before"; those without one are resolved when the code is loaded.
+    """
     from llvmlite import ir
 
     made = ir.Module("mapped")
     i8, i32, i64, nothing = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
     pointer = i8.as_pointer()
-    libc = ctypes.CDLL(None)
 
-    handler = ir.Function(made, ir.FunctionType(nothing, [i32, pointer, pointer]), "on_bus_error")
-    handler.attributes.add("nounwind")  # one section is loaded; see Jit._emit
+    handler = ir.Function(made, ir.FunctionType(nothing, [i32, pointer, pointer]), _NAME)
     b = ir.IRBuilder(handler.append_basic_block("entry"))
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
-        """A function of the C library, by its address: no symbol lookup at run time."""
-        address = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
-        return b.inttoptr(ir.Constant(i64, address), ir.FunctionType(result, arguments).as_pointer())
+        """Declare a function of the C library."""
+        found = made.globals.get(name)
+        return found or ir.Function(made, ir.FunctionType(result, arguments), name)
 
     def read(address: Any, offset: int, type: Any = i64) -> Any:
         return b.load(b.inttoptr(b.add(address, ir.Constant(i64, offset)), type.as_pointer()))
 
-    old, nowhere = ir.Constant(i64, ctypes.addressof(_before)).inttoptr(pointer), ir.Constant(pointer, None)
+    def variable(name: str) -> Any:
+        known = name in variables
+        return ir.Constant(i64, variables[name]).inttoptr(pointer) if known else ir.GlobalVariable(made, i8, name)
+
+    slots, old = variable("slots"), variable("before")
+    nowhere = ir.Constant(pointer, None)
     about = b.ptrtoint(handler.args[1], i64)
     was_sent = b.icmp_signed("<=", read(about, _CODE, i32), ir.Constant(i32, 0))
     with b.if_then(was_sent):
@@ -132,14 +164,14 @@ def _module() -> Any:
             b.call(function("raise", i32, i32), [handler.args[0]])  # delivered when this handler has returned
         b.ret_void()
     fault = read(about, _ADDRESS)
-    first = ctypes.addressof(_slots)
-    size = ctypes.sizeof(_Slot)
+    first = b.ptrtoint(slots, i64)
+    end = b.add(first, ir.Constant(i64, ctypes.sizeof(_slots)))
     start = b.block
     loop, known, on, unknown = (handler.append_basic_block(name) for name in ("loop", "known", "on", "unknown"))
     b.branch(loop)
     b.position_at_end(loop)
     slot = b.phi(i64)
-    slot.add_incoming(ir.Constant(i64, first), start)
+    slot.add_incoming(first, start)
     after = b.icmp_unsigned(">=", fault, read(slot, _Slot.start.offset))
     before = b.icmp_unsigned("<", fault, read(slot, _Slot.end.offset))
     b.cbranch(b.and_(after, before), known, on)
@@ -149,9 +181,9 @@ def _module() -> Any:
     b.call(function("_exit", nothing, i32), [ir.Constant(i32, 1)])
     b.unreachable()
     b.position_at_end(on)
-    following = b.add(slot, ir.Constant(i64, size))
+    following = b.add(slot, ir.Constant(i64, ctypes.sizeof(_Slot)))
     slot.add_incoming(following, on)
-    b.cbranch(b.icmp_unsigned("<", following, ir.Constant(i64, first + size * _SLOTS)), loop, unknown)
+    b.cbranch(b.icmp_unsigned("<", following, end), loop, unknown)
     b.position_at_end(unknown)
     b.call(function("sigaction", i32, i32, pointer, pointer), [handler.args[0], old, nowhere])
     b.ret_void()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.compile.program import ByteSpan, Operation, Place, Temporary
-from llamado.devices.cpu.jit import CodeSegment, Jit
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.memory import cache_aligned_zeros
 
 _REMEMBERED = 512
@@ -29,7 +29,7 @@ class Program:
     fields: NDArray[np.int64]
     arena_size: int
     labels: list[str] = field(default_factory=list)
-    code: list[CodeSegment] = field(default_factory=list)
+    code: list[object] = field(default_factory=list)
     """The code that the kernels' addresses point into."""
 
     @property
@@ -44,7 +44,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_c
     values: list[int] = []
     starts: list[int] = []
     since: list[tuple[int, int, bool]] = []
-    code: dict[int, CodeSegment] = {}
+    code: dict[int, object] = {}
     for i, operation in enumerate(operations):
         starts.append(len(values))
         values += operation.kernel.pack(operation.fields, lambda place: _address(place, arena))
@@ -52,8 +52,8 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_c
         touched += [(*_absolute(span, arena), True) for span in operation.writes]
         barrier = len(since) > _REMEMBERED or _conflict(touched, since)
         since = touched if barrier else since + touched
-        table[i, 0], segment = jit.load(operation.kernel, **operation.parameters)
-        code[id(segment)] = segment
+        table[i, 0], held = jit.load(operation.kernel, **operation.parameters)
+        code[id(held)] = held
         table[i, 2] = barrier
     fields = np.array(values or [0], np.int64)
     table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)

@@ -38,7 +38,7 @@ class Team:
         self._jit = jit  # keeps the machine code that the threads run
         self._dispatch = jit.function(control.dispatch)
         launch = jit.load(control.launch)
-        self._code = launch.segment
+        self._code = launch.code
         # The call takes microseconds and the caller has work to do, so it keeps the GIL.
         self._launch = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(launch.address)
         self._join = jit.function(control.join)

@@ -25,7 +25,7 @@ class TopRows:
 
     def __init__(self, jit: Jit) -> None:
         loaded = jit.load(top_of_rows)
-        self._code = loaded.segment
+        self._code = loaded.code
         # The call takes microseconds; a thread that gets the GIL meanwhile might keep it for longer.
         self._call = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(loaded.address)
         self._fields = np.zeros(len(top_of_rows.fields), np.int64)
