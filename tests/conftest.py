@@ -36,9 +36,9 @@ if find_spec("sniffio") is None:
 # Certificates of the system are read once, not for each client: 20 ms of work for hundreds of them.
 httpx_transport.create_ssl_context = functools.lru_cache(httpx_transport.create_ssl_context)
 
-# A model that is closed keeps the process that renders templates, for the next model: starting it takes a tenth of a
-# second. It ends with this process.
-rendering.end = lambda: None
+# The process that renders templates, which takes a tenth of a second to start, is started by the first template instead
+# of each loaded model, and ends with this process.
+rendering.start = rendering.end = lambda: None
 
 # A busy machine may take longer than httpx waits by itself: five seconds.
 for _limit in ("connect", "read", "write", "pool"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
-from llamado.engine import loaded_model
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.gguf.reader import GGUFFile
@@ -45,12 +43,6 @@ def few_graphs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         self._graphs._ahead.clear()
 
     monkeypatch.setattr(ModelRunner, "warm_up", warm_up_few)
-
-
-@pytest.fixture(autouse=True)
-def one_template_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the process that renders chat templates with the first one, and keep it for the models of other tests."""
-    monkeypatch.setattr(loaded_model, "rendering", SimpleNamespace(start=lambda: None, end=lambda: None))
 
 
 @pytest.fixture(scope="module")
