@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import conftest
 import pytest
 import yaml
 
@@ -85,8 +83,10 @@ def test_the_last_line_of_a_run_names_what_failed_and_why(commands: str, last: s
 @pytest.mark.slow
 def test_a_crashed_test_process_fails_one_test(tmp_path: Path) -> None:
     """The others of its file run in another process, once."""
-    scheduler = inspect.getsource(conftest.pytest_xdist_make_scheduler)  # the rest imports all that tests may need
-    (tmp_path / "conftest.py").write_text(f"from typing import Any\nimport pytest\n\n{scheduler}")
+    text = (ROOT / "tests/conftest.py").read_text()
+    hook = re.search(r"^@.*\ndef pytest_xdist_make_scheduler(.*\n)+?(?=\n\n)", text, re.M)
+    assert hook is not None  # the rest of the file imports all that tests may need
+    (tmp_path / "conftest.py").write_text(f"from typing import Any\nimport pytest\n\n{hook[0]}")
     (tmp_path / "test_crash.py").write_text(
         "import os\nimport pytest\n\n\n@pytest.mark.parametrize('i', range(4))\n"
         "def test_abort(i):\n    open(f'{i}', 'a').write('x')\n    i == 2 and os.abort()\n"
