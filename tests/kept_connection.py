@@ -18,12 +18,12 @@ class KeptConnection:
         self._prefix, self._headers = prefix, headers
 
     def ask(self, method: str, path: str, **headers: str) -> httpx.Response:
-        """Send an empty object, or no body for methods without one. Of a stream, only the first part is read."""
+        """Send an empty object, or no body for methods without one. Nothing is read of a stream: it may be endless."""
         body = b"{}" if method in ("POST", "PUT") else None
         self._connection.request(method, self._prefix + path, body, {**self._headers, **headers})
         answer = self._connection.getresponse()
-        if method == "GET" and "content-length" not in answer.headers:  # perhaps endless
-            content = answer.read1()
+        if method == "GET" and "content-length" not in answer.headers:
+            content = b""
             self.close()  # the next request opens another
         else:
             content = answer.read()

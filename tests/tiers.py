@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 LONGEST = (
-    "rpc/test_chaos.py", "cluster/test_up.py", "router/test_router_children.py", "rpc/test_membership.py",
-    "router/test_router.py", "server/test_openapi.py", "engine/test_memory_kinds.py", "devices/test_jit.py",
-    "models/test_golden_logits.py", "rpc/test_ring.py", "text/test_hostile_templates.py", "gguf/test_wheels.py",
-    "rpc/test_joining_processes.py", "server/test_server_operations.py", "test_examples.py", "test_documents.py",
+    "devices/test_matmul.py", "devices/test_attention.py", "devices/cuda/test_attention.py", "server/test_lifecycle.py",
+    "router/test_router.py", "gateway/test_gateway.py", "models/test_golden_logits.py", "server/test_http_wire.py",
+    "cluster/test_doctor_servers.py", "cluster/test_deploy.py", "devices/cuda/test_cuda_engine.py",
+    "quantize/test_types.py", "rpc/test_membership.py", "cluster/test_up.py", "engine/test_disk_cache.py",
+    "server/test_server_operations.py",
 )  # fmt: skip
-"""Files that take longest. They are first: the last to end would run alone otherwise."""
+"""Files that take longest, with or without kernels in the cache. They are first: the last to end would run alone
+otherwise.
+"""
 
 _left_out: set[str] = set()
 """Marks that no test of this run has."""
