@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import io
 import os
 import platform
 import re
@@ -22,6 +23,7 @@ from test_jit import double
 from llamado.devices.cpu import llvm, machine_code
 from llamado.devices.cpu.jit import Jit, JitError
 from llamado.devices.cpu.kernels import control
+from llamado.devices.cpu.lowerings import host
 from llamado.devices.cpu.machine_code import ExecutableMemory, MachineCode, MachineCodeError, link
 from llamado.devices.kernel import Kernel
 from llamado.devices.simd import F32, I32, I64, Code, F32x8, Work
@@ -146,6 +148,50 @@ def test_a_warm_start_loads_no_llvm(tmp_path: Path) -> None:
     for printed in ("True True", "False False"):
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert (done.stdout.strip(), done.stderr) == (printed, "")
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 207
+model name\t: Intel(R) Xeon(R) Processor
+stepping\t: 2
+microcode\t: 0x1
+cpu MHz\t\t: 2100.000
+flags\t\t: fpu avx2 avx512f
+
+processor\t: 1
+flags\t\t: of another
+"""
+
+
+@LINKED
+def test_llvms_answer_about_a_processor_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again for another processor, and never for one that differs in its momentary speed only."""
+    asked: list[str] = []
+    monkeypatch.setattr(host, "_of_llvm", lambda: (asked.append("") or f"cpu{len(asked)}", {"avx2": True}))
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
+    monkeypatch.delenv("LLAMADO_CPU", raising=False)
+
+    def name(text: str) -> str:
+        host._kept.cache_clear()
+        monkeypatch.setattr(host, "open", lambda *_: io.BytesIO(text.encode()), raising=False)
+        found, features = host.processor()
+        assert features == {"avx2": True}
+        return found
+
+    same = [CPUINFO, CPUINFO.replace("2100", "800"), CPUINFO.replace("of another", "")]
+    assert [name(text) for text in same] == ["cpu1"] * 3
+    changes = {"Genuine": "Other", ": 6": ": 7", "207": "143", "Xeon(R)": "Core", "stepping\t: 2": "stepping\t: 3"}
+    changes["avx512f"] = ""
+    others = [name(CPUINFO.replace(old, new, 1)) for old, new in changes.items()]
+    assert others == [f"cpu{2 + i}" for i in range(len(changes))]
+    assert name(CPUINFO) == "cpu1"
+    for file in (tmp_path / "processors").iterdir():
+        file.write_bytes(file.read_bytes()[:-1] + b"!")  # damaged
+    assert name(CPUINFO) == f"cpu{2 + len(changes)}"
+    assert name(CPUINFO.replace("stepping", "step")) == f"cpu{3 + len(changes)}"  # an unknown form is not kept
+    assert name(CPUINFO.replace("stepping", "step")) == f"cpu{4 + len(changes)}"
 
 
 FILL = """
