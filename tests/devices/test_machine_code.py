@@ -75,14 +75,37 @@ def test_linked_code_survives_being_stored(tmp_path: Path) -> None:
     assert set(MachineCode.read(jit.compile(CONSTANTS, "constants", {})).imports) == {"getpid"}
 
 
+def object_file(folder: Path) -> tuple[bytearray, range]:
+    """Return an object file, and the places of its section headers."""
+    jit = Jit(folder=folder)
+    file = bytearray(jit._compiler.object_file(jit._compiler.module(CONSTANTS, "constants", {})))
+    table, (entry, count) = struct.unpack_from("<Q", file, 40)[0], struct.unpack_from("<2H", file, 58)
+    return file, range(table, table + entry * count, entry)
+
+
+@LINKED
+def test_writable_data_is_refused(tmp_path: Path) -> None:
+    """All of the code is made executable, so nothing may be written to it."""
+    file, headers = object_file(tmp_path)
+    assert link(bytes(file))
+    refused = 0
+    for at in headers:
+        changed = file.copy()
+        changed[at + 8] |= 1  # SHF_WRITE
+        try:
+            link(bytes(changed))  # a section that is not loaded
+        except MachineCodeError as error:
+            assert re.fullmatch(r"section \.(text|rodata)\S* is not code or constants", str(error))
+            refused += 1
+    assert refused >= 2
+
+
 @LINKED
 def test_unknown_relocations_are_refused(tmp_path: Path) -> None:
     """Instead of code that reads or calls something else."""
-    jit = Jit(folder=tmp_path)
-    file = bytearray(jit._compiler.object_file(jit._compiler.module(CONSTANTS, "constants", {})))
-    table, (entry, count) = struct.unpack_from("<Q", file, 40)[0], struct.unpack_from("<2H", file, 58)
+    file, headers = object_file(tmp_path)
     refused = 0
-    for at in range(table, table + entry * count, entry):
+    for at in headers:
         kind, offset, size = *struct.unpack_from("<I", file, at + 4), *struct.unpack_from("<2Q", file, at + 24)
         for relocation in range(offset, offset + size, 24) if kind == 4 else ():
             changed = file.copy()
