@@ -31,9 +31,10 @@ import llamado
 from llamado.devices import kernel_cache
 from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError
+from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError, LoadedKernel
 from llamado.devices.cpu.lowerings import LOWERINGS, choose, host
 from llamado.devices.cpu.lowerings.host import limited
+from llamado.devices.cpu.top_rows import TopRows
 from llamado.devices.kernel import Kernel, kernel
 from llamado.devices.kernel_cache import source_hash
 from llamado.devices.kernels.matmul import matmul_few
@@ -328,6 +329,28 @@ def test_a_program_keeps_its_kernels_loaded(monkeypatch: pytest.MonkeyPatch, tmp
     for _ in range(3):
         device.submit(case.graph)
     assert case.run(device)["y"].tobytes() == first
+    device.close()
+
+
+@pytest.mark.slow
+def test_users_of_kernels_keep_them_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The threads of a device, and the selection of the first elements of rows."""
+    monkeypatch.setattr("llamado.devices.cpu.jit.MAX_KERNELS", 1)
+    jit, loaded = Jit(folder=tmp_path), []
+    load = jit.load
+
+    def recorded(kernel: Kernel, **parameters: Any) -> LoadedKernel:
+        found = load(kernel, **parameters)
+        loaded.append((kernel.name, weakref.ref(found.code)))
+        return found
+
+    monkeypatch.setattr(jit, "load", recorded)
+    device, top = CpuDevice(2, jit=jit), TopRows(jit)
+    load(KERNEL, stages=STAGES)  # the others are dropped
+    gc.collect()
+    assert len(loaded) >= 5 and [name for name, code in loaded if code() is None] == []
+    places, values = top([np.array([1, 3, 2], np.float32)], [2])[0]  # type: ignore[misc]
+    assert (places.tolist(), values.tolist()) == ([1, 2], [3, 2])
     device.close()
 
 
