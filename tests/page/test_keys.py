@@ -47,9 +47,11 @@ def test_shortcuts_operate_the_chat(chat: Page) -> None:
     chat.keyboard.press("ControlOrMeta+.")
     expect(chat.get_by_role("complementary", name="Settings")).to_have_count(0)
     field.press("ArrowUp")
-    expect(chat.get_by_label("Edit the message")).to_have_value("Lakes")
+    editor = chat.get_by_label("Edit the message")
+    expect(editor).to_have_value("Lakes")
+    expect(editor).to_be_focused()
     chat.keyboard.press("Escape")
-    expect(chat.get_by_label("Edit the message")).to_have_count(0)
+    expect(editor).to_have_count(0)
     chat.locator(".messages").focus()
     chat.keyboard.type("a question?")  # from anywhere, into the field
     expect(field).to_have_value("a question?")
