@@ -179,7 +179,7 @@ def test_commands_run(site: Path, tmp_path: Path, arguments: list[str], said: st
 HINTS = {
     "bench -m @model --latency 0 --nodes 2 --out out": ('the extra "plot"', "matplotlib"),
     "cluster init --out keys": ("cryptography is missing", "install"),
-    "pull hf:nobody/nothing": ('the extra "hub"',),
+    "pull hf:owner/missing": ('the extra "hub"',),
 }
 
 

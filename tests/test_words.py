@@ -67,7 +67,7 @@ RIDDLES = [
     "nobody", "somebody", "anybody", "whoever", "what goes along", "goes elsewhere", "is told", "are told", "was told",
     "hear of", "hears of", "gets to know", "wants to", "does not know", "trust it", "trusts it",
 ]  # fmt: skip
-"""Nobody in particular, and software that behaves like a person."""
+"""Phrases that name no actor, or describe software as a person."""
 _RIDDLES = re.compile(rf"\b({'|'.join(RIDDLES)})\b", re.IGNORECASE)
 _TYPESCRIPT_COMMENT = re.compile(r"/\*\*?\s(?:\s*\* )?([\s\S]*?)\*/|(?<![:\"'`\w])//\s([^\n]*)")
 _PARTICIPLE = re.compile(r"_?([A-Z][a-z]+(ed|ing)|Begun|Known|Made|Ran|Said|Told)\b")

@@ -86,7 +86,7 @@ def program(name: str) -> str:
 
 
 def read_yaml(text: str) -> Any:
-    """Read by the C library, which takes no subclasses of `str`."""
+    """Parse YAML with its C library, which accepts no subclasses of `str`."""
     return yaml.load(str(text), Loader=LOADER)
 
 

@@ -36,7 +36,7 @@ def imported() -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_no_server_is_imported(imported: dict[str, set[str]]) -> None:
-    """By commands that load a model without serving it."""
+    """Commands that load a model without serving it import no server."""
     modules = imported["commands with a model"]
     assert {"llamado.commands.plan", "llamado.engine.loaded_model"} <= modules
     assert not [module for module in modules if module.startswith(("llamado.server", "llamado.router"))]

@@ -102,7 +102,7 @@ def test_writable_data_is_refused(tmp_path: Path) -> None:
 
 @LINKED
 def test_unknown_relocations_are_refused(tmp_path: Path) -> None:
-    """Instead of code that reads or calls something else."""
+    """Code linked by guessing would read or call something else."""
     file, headers = object_file(tmp_path)
     refused = 0
     for at in headers:
@@ -190,7 +190,7 @@ flags\t\t: of another
 
 @LINKED
 def test_llvms_answer_about_a_processor_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again for another processor, and never for one that differs in its momentary speed only."""
+    """Another processor has an entry of its own; a change of the clock speed makes no other processor."""
     asked: list[str] = []
     monkeypatch.setattr(host, "_of_llvm", lambda: (asked.append("") or f"cpu{len(asked)}", {"avx2": True}))
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))

@@ -177,7 +177,7 @@ def test_a_request_that_waits_is_stopped_with_its_own_key(run: Run) -> None:
 
 
 def test_a_stop_comes_before_the_next_attempt(run: Run) -> None:
-    """Otherwise the request could be sent again while its owner handles the stop."""
+    """The request is not sent again while its owner handles the stop."""
 
     async def work(owners: Owners) -> None:
         owners.gate = asyncio.Event()

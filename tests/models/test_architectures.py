@@ -32,7 +32,7 @@ TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
 """Architectures of the fast run."""
 SIMILAR = {"gpt-oss", "falcon-h1", "mamba2"}
-"""Representative architectures whose memory is of the same kinds as that of quick ones: windows, or states of Mamba."""
+"""Representative architectures with the memory of quick ones: windows, or states of Mamba."""
 FIRST: dict[str, str] = {}
 """First architecture of each class, by the class's path."""
 for _tiny in TINY.values():

@@ -57,7 +57,7 @@ KNOWN: dict[str, tuple[int, list[float], float]] = {
 QUICK = [tiny for tiny in SOUNDS if not tiny.name.startswith(("ultra", "vox", "qwen2", "music", "mera", "glma"))]
 """Encoders that do not pad every sound to 30 seconds: their graphs are small."""
 SHORTEST = [tiny for tiny in QUICK if tiny.name in ("qwen3a", "parakeet", "gemma4a", "mimo_audio")]
-"""Those of the quick run: one of each kind of chunks."""
+"""Encoders whose shortest sounds are tested by default: one for each way of cutting sounds into chunks."""
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def test_a_chain_has_the_bits_of_the_cpu(jit: Jit, name: str, groups: int) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_of_any_length_stays_within_shared_memory(jit: Jit, name: str) -> None:
-    """Shared memory has no byte more than the row."""
+    """The kernel gets exactly the shared memory that a row takes."""
     multiple, make = CHAINS[name]
     for n in sorted({_length(n, multiple) for n in (*LENGTHS, 7, 8)}):
         _check(jit, make(Chain(n)), Team(4, turns=3, row_bytes=_length(4 * n, 64)), teams=3)
