@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from llvmlite import ir
 
@@ -63,6 +63,7 @@ GROUP = 8
 """Threads of a group: they synchronize (control.py) and steal work within the group first."""
 
 _Number = TypeVar("_Number", int, "Value")
+_Arguments = ParamSpec("_Arguments")
 
 
 def groups_of(threads: _Number) -> _Number:
@@ -265,6 +266,26 @@ class Turn(NamedTuple):
     guard: AbstractContextManager[None]
 
 
+def _without_values(argument: Any, values: list[Value]) -> Any:
+    """Append the values in an argument to `values`, and return the argument with their types in their places."""
+    if isinstance(argument, Value):
+        values.append(argument)
+        return argument.type
+    if isinstance(argument, tuple):
+        return (type(argument), *(_without_values(one, values) for one in argument))
+    return argument
+
+
+def _with_values(argument: Any, values: Iterator[Value]) -> Any:
+    """Return an argument with the next of `values` in the places of its own."""
+    if isinstance(argument, Value):
+        return next(values)
+    if isinstance(argument, tuple):
+        made = [_with_values(one, values) for one in argument]
+        return type(argument)(*made) if hasattr(argument, "_fields") else tuple(made)
+    return argument
+
+
 class LoweringInterface(Protocol):
     """Operations that instruction sets implement differently: integer dot products, and the sizes that fit their
     registers.
@@ -334,6 +355,8 @@ class Code:
 
     def __init__(self, module: Any, function: Any, lowering: LoweringInterface) -> None:
         self.module, self.function, self.lowering = module, function, lowering
+        self._functions: dict[Any, Any] = {}
+        """Functions of the module that `call` has made."""
         self._entry = function.append_basic_block("entry")
         self.llvm = ir.IRBuilder(function.append_basic_block("body"))
 
@@ -470,6 +493,34 @@ class Code:
         """Call the function at `address`: i64 arguments, no result."""
         kind = ir.FunctionType(ir.VoidType(), [a.type.llvm for a in arguments])
         self.llvm.call(self.llvm.inttoptr(address.ir, ir.PointerType(kind)), [a.ir for a in arguments])
+
+    def call(
+        self,
+        emit: Callable[Concatenate[Code, _Arguments], None],
+        *arguments: _Arguments.args,
+        **keywords: _Arguments.kwargs,
+    ) -> None:
+        """Run `emit(code, *arguments, **keywords)` in a function of its own, which it calls here.
+
+        LLVM's time grows faster than the length of a function, so long kernels compile sooner in parts. Values among
+        the arguments, also those in tuples, are passed at run time. The rest is constant and must be hashable; calls
+        with equal constants share the function.
+        """
+        values: list[Value] = []
+        key = (emit, _without_values(arguments, values), _without_values(tuple(keywords.items()), values))
+        function = self._functions.get(key)
+        if function is None:
+            kind = ir.FunctionType(ir.VoidType(), [value.type.llvm for value in values])
+            function = ir.Function(self.module, kind, f"{emit.__name__}.{len(self._functions)}")
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            self._functions[key] = function
+            code = Code(self.module, function, self.lowering)
+            code._functions = self._functions
+            own = (Value(code, value.type, passed) for value, passed in zip(values, function.args, strict=True))
+            emit(code, *_with_values(arguments, own), **dict(_with_values(tuple(keywords.items()), own)))
+            code.close()
+        self.llvm.call(function, [value.ir for value in values])
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a·b + c with one rounding."""

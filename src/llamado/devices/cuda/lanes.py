@@ -432,6 +432,10 @@ class LaneCode(Code):
         """Nothing: there are no prefetches to keep in place."""
 
     # --- functions ---------------------------------------------------------------------------------------------------
+    def call(self, emit: Callable[..., None], *arguments: Any, **keywords: Any) -> None:
+        """Emit the function here: each thread has its registers."""
+        emit(self, *arguments, **keywords)
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.value(a.type, [self.simt.fma(*three) for three in zip(a.ir, b.ir, c.ir, strict=True)])
 

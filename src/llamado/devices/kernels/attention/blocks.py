@@ -171,7 +171,7 @@ def score_in_place(
     """Compute the scores of `n` queries for a block that is entirely in the cache, read in place."""
     queries = [chosen.query(c, s) for s in range(n)]
     at = [c.load(I64, query + Query.Q) for query in queries]
-    type_, turn = Type("f32", lanes), _turns(keys.head, 32)
+    type_, turn = Type("f32", lanes), _turns(keys.head, 32 if n <= _SEVERAL else 16)  # longer bodies take fewer turns
     with c.range(0, BLOCK, lanes) as k:
         row = keys.base + (block.first + k) * keys.step
         products: list[list[Value]] = [[] for _ in at]

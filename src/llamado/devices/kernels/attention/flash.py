@@ -246,22 +246,30 @@ def _few(
     """Process a block that few queries see: as many of them at a time as fit the registers."""
     done = c.var(c.i64(0))
     for many in (6, 4, 3, 2, 1) if lanes == 16 else (1,):
-        with c.loop() as loop:
-            c.leave(loop, done.value + many > n)
-            chosen = Viewers(list_, done.value)
-            first_time = done.value.equals(0)
-            asking = block._replace(ahead=c.select(first_time, block.ahead, block.first))
-            score_in_place(c, keys, chosen, many, scores, asking, scoring, lanes)
-            for first in range(0, many, _FOUR):
-                some = Viewers(list_, done.value + first)
-                update_softmax(c, some, min(_FOUR, many - first), scores, fades, lanes)
-            for part in _parts(values.head, lanes, 4):
-                wide, n_registers = part.lanes, part.n_registers
-                with c.range(part.start, part.stop, wide * n_registers) as start:
-                    add_values(
-                        c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared
-                    )
-            done.value = done.value + many
+        stop = n - (n - done.value) % many
+        with c.when(done.value < stop):
+            c.call(
+                _in_groups, keys, values, list_, done.value, stop, scores, fades, block, scoring, lanes, many=many,
+                shared=shared,
+            )  # fmt: skip
+            done.value = stop
+
+
+def _in_groups(
+    c: Code, keys: Cells, values: Cells, list_: Value, start: Value, stop: Value, scores: Value, fades: Value,
+    block: KeyBlock, scoring: ScoreSteps, lanes: int, *, many: int, shared: bool,
+) -> None:  # fmt: skip
+    """Process a block for the queries from `start` to `stop`, `many` of them at a time."""
+    with c.range(start, stop, many) as done:
+        chosen = Viewers(list_, done)
+        asking = block._replace(ahead=c.select(done.equals(0), block.ahead, block.first))
+        score_in_place(c, keys, chosen, many, scores, asking, scoring, lanes)
+        for first in range(0, many, _FOUR):
+            update_softmax(c, Viewers(list_, done + first), min(_FOUR, many - first), scores, fades, lanes)
+        for part in _parts(values.head, lanes, 4):
+            wide, n_registers = part.lanes, part.n_registers
+            with c.range(part.start, part.stop, wide * n_registers) as element:
+                add_values(c, values, chosen, many, scores, fades, asking, wide, element, n_registers, fetch=not shared)
 
 
 def _many(
@@ -271,16 +279,34 @@ def _many(
     """Process an expanded block that many queries see: its keys, and then a part of all values, stay in L1 for all of
     them.
     """
+    c.call(_score_all, keys, head_k, list_, n, scores, block, scoring, lanes)
+    c.call(_weigh_all, list_, n, scores, fades, lanes)
+    for part in _parts(values.head, lanes, 5 if lanes == 16 else 4):
+        c.call(_add_all, values, list_, n, scores, fades, block, part, lanes)
+
+
+def _score_all(
+    c: Code, keys: Value, head_k: int, list_: Value, n: Value, scores: Value, block: KeyBlock, scoring: ScoreSteps,
+    lanes: int,
+) -> None:  # fmt: skip
     at_once = _FOUR if lanes == 16 else 2
     with c.range(0, n, at_once) as j:
         score_transposed(c, keys, head_k, Viewers(list_, j), at_once, scores, block, scoring, lanes)
+
+
+def _weigh_all(c: Code, list_: Value, n: Value, scores: Value, fades: Value, lanes: int) -> None:
     with c.range(0, n, _FOUR) as j:
         update_softmax(c, Viewers(list_, j), _FOUR, scores, fades, lanes)
-    for part in _parts(values.head, lanes, 5 if lanes == 16 else 4):
-        wide, n_registers = part.lanes, part.n_registers
-        with c.range(part.start, part.stop, wide * n_registers) as start, c.range(0, n, at_once) as j:
-            some = Viewers(list_, j)
-            add_values(c, values, some, at_once, scores, fades, block, wide, start, n_registers, fetch=False)
+
+
+def _add_all(
+    c: Code, values: Cells, list_: Value, n: Value, scores: Value, fades: Value, block: KeyBlock, part: _Part,
+    lanes: int,
+) -> None:  # fmt: skip
+    at_once = _FOUR if lanes == 16 else 2
+    wide, n_registers = part.lanes, part.n_registers
+    with c.range(part.start, part.stop, wide * n_registers) as start, c.range(0, n, at_once) as j:
+        add_values(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers, fetch=False)
 
 
 class _Part(NamedTuple):
