@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -169,13 +170,20 @@ def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((1, 2, 3, 5, 8, 9, 13, 17, 21), id="some"),
+        pytest.param(range(1, 22), id="all", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
-def test_a_column_has_the_same_bits_in_any_batch(teams: list[CpuDevice], type: T) -> None:
+def test_a_column_has_the_same_bits_in_any_batch(teams: list[CpuDevice], type: T, counts: Sequence[int]) -> None:
     """Bits: any number of columns, any neighbors, any place among them, any number of threads."""
     n = 2304 if type.block_size == 256 else 2176  # more than one stretch of the product of many columns
     raw, x = weight_bytes(type, n, 27), values(n, 21, seed=1)
     alone = np.concatenate([multiply(teams[0], type, raw, n, x[i : i + 1]) for i in range(21)])
-    for count in range(1, 22):
+    for count in counts:
         order = np.random.default_rng(count).permutation(21)[:count]
         found = multiply(teams[count % 3], type, raw, n, x[order])
         assert found.tobytes() == alone[order].tobytes(), count
