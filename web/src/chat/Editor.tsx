@@ -1,4 +1,4 @@
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { labels } from "../text";
 import { resend } from "./actions";
 import { saveMessage } from "./store";
@@ -8,7 +8,7 @@ import type { Message } from "./tree";
 export function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
   const t = labels.value.chat;
   const field = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => field.current?.focus(), []);
+  useLayoutEffect(() => field.current?.focus(), []); // not a frame later: keys would go elsewhere until then
 
   /** An edited user message starts another branch; an edited answer is changed in place. */
   function submit(event: Event) {

@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { displayText } from "../markdown/displayText";
 import { labels } from "../text";
 import { IconButton } from "../ui/IconButton";
@@ -9,7 +9,7 @@ export function PromptLibrary() {
   const t = labels.value.prompts;
   const dialog = useRef<HTMLDialogElement>(null);
   const [edited, setEdited] = useState<SavedPrompt | "new" | null>(prompts.value.length ? null : "new");
-  useEffect(() => dialog.current?.showModal(), []);
+  useLayoutEffect(() => dialog.current?.showModal(), []);
   return (
     <dialog ref={dialog} class="library" aria-labelledby="library-title" onClose={() => (isLibraryOpen.value = false)}>
       <div class="row">
@@ -42,7 +42,7 @@ function PromptForm({ before, onDone }: { before: SavedPrompt | undefined; onDon
   const t = labels.value.prompts;
   const name = useRef<HTMLInputElement>(null);
   const text = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => name.current?.focus(), []);
+  useLayoutEffect(() => name.current?.focus(), []);
   return (
     <form
       onSubmit={(event) => {

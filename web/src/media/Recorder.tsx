@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { labels } from "../text";
 import { formatLength } from "../ui/format";
 import { MAX_SECONDS, type Recording, startRecording } from "./recording";
@@ -33,7 +33,7 @@ export function Recorder({ onDone, onError }: Props) {
       recording.current?.cancel();
     };
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!began) return;
     button.current?.focus();
     const timer = setInterval(() => setSeconds((performance.now() - began) / 1000), 200);

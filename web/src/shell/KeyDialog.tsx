@@ -1,4 +1,4 @@
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { apiKey, isKeyRequired } from "../api/http";
 import { labels } from "../text";
 
@@ -9,7 +9,7 @@ export function KeyDialog() {
   const field = useRef<HTMLInputElement>(null);
   const isRequired = isKeyRequired.value;
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (isRequired && !dialog.current?.open) {
       dialog.current?.showModal();
       field.current?.focus();
