@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from llvmlite import ir
@@ -37,8 +38,13 @@ class Type(NamedTuple):
 
     @property
     def llvm(self) -> Any:
-        elem = _ELEMENTS[self.elem]
-        return elem if self.lanes == 1 else ir.VectorType(elem, self.lanes)
+        return _llvm_type(self)
+
+
+@cache
+def _llvm_type(type_: Type) -> Any:
+    elem = _ELEMENTS[type_.elem]
+    return elem if type_.lanes == 1 else ir.VectorType(elem, type_.lanes)
 
 
 _ELEMENTS: dict[str, Any] = {
@@ -217,11 +223,10 @@ class Value:
     def splat(self, lanes: int) -> Value:
         """A vector of `lanes` copies of this scalar."""
         type_ = Type(self.type.elem, lanes)
-        builder = self.code.llvm
-        empty = ir.Constant(type_.llvm, ir.Undefined)
-        one = builder.insert_element(empty, self.ir, ir.Constant(_ELEMENTS["i32"], 0))
-        zeros = ir.Constant(ir.VectorType(_ELEMENTS["i32"], lanes), [0] * lanes)
-        return Value(self.code, type_, builder.shuffle_vector(one, empty, zeros))
+        builder, constant = self.code.llvm, self.code.llvm_constant
+        empty = constant(type_, None)
+        one = builder.insert_element(empty, self.ir, constant(I32, 0))
+        return Value(self.code, type_, builder.shuffle_vector(one, empty, constant(I32, [0] * lanes)))
 
     def place(self) -> tuple[int, int]:
         """If this is a sum with constants, return (identity of the base value, constant offset)."""
@@ -235,7 +240,7 @@ class Value:
 
     def lane(self, index: int) -> Value:
         """One lane as a scalar."""
-        element = self.code.llvm.extract_element(self.ir, ir.Constant(_ELEMENTS["i32"], index))
+        element = self.code.llvm.extract_element(self.ir, self.code.llvm_constant(I32, index))
         return Value(self.code, Type(self.type.elem), element)
 
 
@@ -357,6 +362,7 @@ class Code:
         self.module, self.function, self.lowering = module, function, lowering
         self._functions: dict[Any, Any] = {}
         """Functions of the module that `call` has made."""
+        self._constants: dict[tuple[Type, str], Any] = {}
         self._entry = function.append_basic_block("entry")
         self.llvm = ir.IRBuilder(function.append_basic_block("body"))
 
@@ -378,13 +384,26 @@ class Code:
         return Value(self, I64, self.llvm.ptrtoint(slot, _ELEMENTS["i64"]))
 
     # --- values --------------------------------------------------------------------------------------------------
+    def llvm_constant(self, type_: Type, numbers: Number | Sequence[Number] | None) -> Any:
+        """Return LLVM's constant of a number, of a vector of numbers or, with None, of anything.
+
+        Kernels have the same constants thousands of times, and each takes longer to make than an instruction.
+        """
+        key = type_, repr(numbers)  # 0.0 equals -0.0
+        found = self._constants.get(key)
+        if found is None:
+            kind, value = type_.llvm, numbers
+            if isinstance(numbers, Sequence):  # it may have one element
+                kind = ir.VectorType(_ELEMENTS[type_.elem], len(numbers))
+                value = [self.llvm_constant(Type(type_.elem), number) for number in numbers]
+            found = self._constants[key] = ir.Constant(kind, ir.Undefined if value is None else value)
+        return found
+
     def const(self, type_: Type, number: Number | Sequence[Number]) -> Value:
         """A constant; one number is repeated in all lanes."""
-        if type_.lanes == 1:
-            return Value(self, type_, ir.Constant(type_.llvm, number))
-        numbers = list(number) if isinstance(number, Sequence) else [number] * type_.lanes
-        elem = _ELEMENTS[type_.elem]
-        return Value(self, type_, ir.Constant(type_.llvm, [ir.Constant(elem, n) for n in numbers]))
+        if type_.lanes > 1:
+            number = list(number) if isinstance(number, Sequence) else [number] * type_.lanes
+        return Value(self, type_, self.llvm_constant(type_, number))
 
     def i64(self, number: int) -> Value:
         return self.const(I64, number)
@@ -428,9 +447,9 @@ class Code:
     def vector(self, scalars: Sequence[Value]) -> Value:
         """Combine scalars to a vector."""
         type_ = Type(scalars[0].type.elem, len(scalars))
-        vector = ir.Constant(type_.llvm, ir.Undefined)
+        vector = self.llvm_constant(type_, None)
         for i, scalar in enumerate(scalars):
-            vector = self.llvm.insert_element(vector, scalar.ir, ir.Constant(_ELEMENTS["i32"], i))
+            vector = self.llvm.insert_element(vector, scalar.ir, self.llvm_constant(I32, i))
         return Value(self, type_, vector)
 
     def table(self, name: str, numbers: bytes) -> Value:
@@ -445,14 +464,8 @@ class Code:
 
     def prefetch(self, address: Value, *, near: bool) -> None:
         """Prefetch the cache line at `address` into L1 (near) or L2."""
-        i32 = _ELEMENTS["i32"]
-        arguments = [
-            self.pointer(address),
-            ir.Constant(i32, 0),
-            ir.Constant(i32, 3 if near else 2),
-            ir.Constant(i32, 1),
-        ]
-        self.intrinsic("llvm.prefetch.p0", None, arguments)
+        numbers = [self.llvm_constant(I32, number) for number in (0, 3 if near else 2, 1)]
+        self.intrinsic("llvm.prefetch.p0", None, [self.pointer(address), *numbers])
 
     def fence(self) -> None:
         """Compiler barrier: LLVM moves no loads, stores and prefetches across it. The processor still may."""
@@ -461,7 +474,7 @@ class Code:
 
     def atomic_add(self, address: Value, amount: int) -> Value:
         """Add to the i64 at `address`, sequentially consistent; return the value before."""
-        old = self.llvm.atomic_rmw("add", self.pointer(address), ir.Constant(_ELEMENTS["i64"], amount), "seq_cst")
+        old = self.llvm.atomic_rmw("add", self.pointer(address), self.llvm_constant(I64, amount), "seq_cst")
         return Value(self, I64, old)
 
     def atomic_load(self, address: Value) -> Value:
@@ -516,7 +529,7 @@ class Code:
             function.attributes.add("noinline")
             self._functions[key] = function
             code = Code(self.module, function, self.lowering)
-            code._functions = self._functions
+            code._functions, code._constants = self._functions, self._constants
             own = (Value(code, value.type, passed) for value, passed in zip(values, function.args, strict=True))
             emit(code, *_with_values(arguments, own), **dict(_with_values(tuple(keywords.items()), own)))
             code.close()
@@ -572,8 +585,8 @@ class Code:
     # --- shuffles ------------------------------------------------------------------------------------------------
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
         """Select lanes of a (0 … n−1) and b (n … 2n−1)."""
-        other = ir.Constant(a.type.llvm, ir.Undefined) if b is None else b.ir
-        mask = ir.Constant(ir.VectorType(_ELEMENTS["i32"], len(lanes)), list(lanes))
+        other = self.llvm_constant(a.type, None) if b is None else b.ir
+        mask = self.llvm_constant(I32, list(lanes))
         return Value(self, Type(a.type.elem, len(lanes)), self.llvm.shuffle_vector(a.ir, other, mask))
 
     def concat(self, a: Value, b: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Functions within kernels (`Code.call`): arguments, sharing, and calls from functions."""
+"""The SIMD language: constants, and functions within kernels (`Code.call`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,37 @@ from tiers import first_of
 from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.kernel import kernel
 from llamado.devices.simd import F32, Code, F32x8, Value, Work
+
+
+@kernel("x")
+def both_zeros(c: Code, a: SimpleNamespace, work: Work) -> None:
+    c.store(a.x, c.f32(0.0))
+    c.store(a.x + 4, c.f32(-0.0))
+    c.store(a.x + 8, c.const(F32x8, 0.0))
+    c.store(a.x + 40, c.const(F32x8, [0.0, -0.0] * 4))
+
+
+def test_constants_keep_the_sign_of_zero() -> None:
+    x = np.ones(18, np.float32)
+    fields = np.array(both_zeros.pack({"x": x.ctypes.data}), np.int64)
+    jit_for("portable").function(both_zeros)(fields.ctypes.data, 0, 1, 0, 0)
+    assert np.signbit(x).nonzero()[0].tolist() == [1, 11, 13, 15, 17]
+    assert not x.any()
+
+
+@kernel("x", "y")
+def product_of_lanes(c: Code, a: SimpleNamespace, work: Work) -> None:
+    v = c.load(F32x8, a.x)
+    for n in (4, 2, 1):
+        v = c.shuffle(v, None, range(n)) * c.shuffle(v, None, range(n, 2 * n))
+    c.store(a.y, v.lane(0))
+
+
+def test_vectors_may_have_one_lane() -> None:
+    x, y = np.arange(1, 9, dtype=np.float32), np.zeros(1, np.float32)
+    fields = np.array(product_of_lanes.pack({"x": x.ctypes.data, "y": y.ctypes.data}), np.int64)
+    jit_for("portable").function(product_of_lanes)(fields.ctypes.data, 0, 1, 0, 0)
+    assert y[0] == 40320
 
 
 class Row(NamedTuple):
