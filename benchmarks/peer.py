@@ -137,13 +137,14 @@ def zig(folder: Path) -> tuple[str, str]:
     headers, libraries = cxx_library()
     print("installing ziglang, whose clang compiles code for AMX", file=sys.stderr)
     pip("install", "--target", str(folder), "--upgrade", "ziglang")
-    # In release builds the checks of undefined behavior that zig adds by itself cost time.
-    program, checks = folder / "ziglang" / "zig", "-fno-sanitize=undefined"
+    # In release builds the checks of undefined behavior that zig adds by itself cost time. Without a processor in its
+    # arguments it compiles for this one, with fused additions: llama.cpp's quantization then rounds otherwise.
+    program, defaults = folder / "ziglang" / "zig", "-fno-sanitize=undefined -mcpu=baseline"
     include = " ".join(f"-I{header}" for header in headers)
     link = f'case " $* " in *" -c "* | *" -E "*) ;; *) set -- "$@" {" ".join(libraries)} ;; esac\n'
     scripts = {
-        "zig-cc": f'exec "{program}" cc {checks} "$@"\n',
-        "zig-c++": f'{link}exec "{program}" c++ {checks} -nostdinc++ {include} -nostdlib++ "$@"\n',
+        "zig-cc": f'exec "{program}" cc {defaults} "$@"\n',
+        "zig-c++": f'{link}exec "{program}" c++ {defaults} -nostdinc++ {include} -nostdlib++ "$@"\n',
     }
     for name, script in scripts.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}")

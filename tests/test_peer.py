@@ -109,7 +109,7 @@ def test_zig_from_the_package_index_comes_last_but_one(
     monkeypatch.setattr(peer, "pip", pip)
     compiler(programs, "cc", "c++", GCC_12)
     assert found(peer, programs, has_amx=True) == [("zig-cc", "clang 19.1.7", True), ("cc", "GCC 12.2.0", False)]
-    options = "c++ -fno-sanitize=undefined -nostdinc++ -I/usr/include/c++/12 -nostdlib++ "
+    options = "c++ -fno-sanitize=undefined -mcpu=baseline -nostdinc++ -I/usr/include/c++/12 -nostdlib++ "
     libraries = " /lib/libstdc++.so /lib/libgcc_s.so.1"
     first = log.read_text().splitlines()[0]
     assert first.startswith(f"{options}-O2 ") and first.endswith(libraries)
