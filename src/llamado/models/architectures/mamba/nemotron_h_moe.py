@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.ops import UnaryOp
 from llamado.models.architectures.mamba.nemotron_h import NemotronHModel
+from llamado.models.forward import Linear
 from llamado.models.hparams import Experts, Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import Mixture
@@ -36,9 +37,14 @@ class NemotronHMoeModel(NemotronHModel):
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         hp, experts = self.hparams, self._experts(layer)
         relu, n = UnaryOp.RELU, self._latent
+
+        def projection(name: str, n_in: int, n_out: int) -> Linear | None:
+            is_needed = n != hp.n_embd or w.has(f"{name}.weight")
+            return w.linear(name, n_in, n_out) if is_needed else None
+
         return LatentMixture(
             Mixture.take(w, n, experts, relu, squared=True, router_width=hp.n_embd),
             UngatedFeedForward.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
-            w.linear("ffn_latent_down", hp.n_embd, n) if w.has("ffn_latent_down.weight") else None,
-            w.linear("ffn_latent_up", n, hp.n_embd) if w.has("ffn_latent_up.weight") else None,
+            projection("ffn_latent_down", hp.n_embd, n),
+            projection("ffn_latent_up", n, hp.n_embd),
         )
