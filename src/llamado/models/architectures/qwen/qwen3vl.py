@@ -31,11 +31,5 @@ class Qwen3VlModel(Qwen3Model):
         return replace(hp, rope=interleaved_mrope(keys, hp.rope))
 
 
-class Qwen3VlMoeModel(Qwen3MoeModel):
+class Qwen3VlMoeModel(Qwen3VlModel, Qwen3MoeModel):
     """Qwen3 MoE with interleaved M-RoPE and DeepStack."""
-
-    def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = super()._read_hparams(keys, n_vocab)
-        self.n_deepstack = read_deepstack(keys, hp.n_layer)
-        self.deepstack = {layer: layer for layer in range(1, self.n_deepstack + 1)}
-        return replace(hp, rope=interleaved_mrope(keys, hp.rope))
