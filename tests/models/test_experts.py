@@ -97,16 +97,20 @@ def test_selection_and_weights_of_experts(gating: Gating, normalized: bool, bias
     np.testing.assert_allclose(found[0, :, :, 0], picked * 2.5, rtol=1e-5)
 
 
-def test_groups_of_experts() -> None:
+@pytest.mark.parametrize(("n_groups", "n_groups_used"), [(4, 2), (2, 1)])
+def test_groups_of_experts(n_groups: int, n_groups_used: int) -> None:
+    """A group's score is the sum of its two best."""
     run = Run()
     matrix, weights = run.tensor(N, 8)
-    router = ExpertRouter(Linear(matrix), hp(gating=Gating.SIGMOID, n_groups=4, n_groups_used=2, n_used=3))
+    experts = hp(gating=Gating.SIGMOID, n_groups=n_groups, n_groups_used=n_groups_used, n_used=3)
+    router = ExpertRouter(Linear(matrix), experts)
     chosen, weighted = router(run.step, 0, run.x)
     run.get(weighted)
     probs = sigmoid(run.values @ weights.T)
     for token, found in enumerate(run.device.get(chosen)[0, 0]):
-        groups = np.argsort(-probs[token].reshape(4, 2).sum(-1))[:2]
-        allowed = np.concatenate([[2 * group, 2 * group + 1] for group in groups])
+        n, two = 8 // n_groups, np.sort(probs[token].reshape(n_groups, -1))[:, -2:]
+        groups = np.argsort(-two.sum(-1))[:n_groups_used]
+        allowed = np.concatenate([np.arange(n * group, n * (group + 1)) for group in groups])
         assert list(found) == sorted(allowed, key=lambda e: -probs[token][e])[:3]
 
 

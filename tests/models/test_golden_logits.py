@@ -9,25 +9,17 @@ import numpy as np
 import pytest
 from golden_logits import EXCEPTIONS, KEYS
 from numpy.typing import NDArray
-from tiers import chosen
 from tiny import TINY
 
 from llamado.models import ARCHITECTURES, Output
 
 GOLDEN = golden.read()
-OWN_CODE = {
-    "deepseek2-v3 logits", "exaone4-windows logits", "gemma4-experts logits", "grok-two logits", "hy_v4-all logits",
-    "jina-bert-v2-code scores", "jina-bert-v2-ungated hidden", "mamba-normed logits", "mistral3-experts logits",
-    "modern-bert-ranks scores", "qwen3-ranks scores", "qwen3next-first logits", "qwen4exp-plain logits",
-}  # fmt: skip
-"""Variants with branches of code that no other small model takes. The other variants run only in the full tests."""
-EACH = chosen(KEYS, [text for text, key in KEYS.items() if not TINY[key.name].variant or text in OWN_CODE])
 ADVICE = "see 'An architecture' in CONTRIBUTING.md"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize("text", EACH)
+@pytest.mark.parametrize("text", KEYS)
 def test_rows_equal_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
     assert text in GOLDEN, f"no golden rows of {text}: {ADVICE}"
     ours, theirs = golden.rows(KEYS[text], tmp_path), GOLDEN[text]

@@ -1,8 +1,9 @@
-"""Hyper-parameters of every small model, also without each optional key and with more layers, as digests.
+"""Hyper-parameters of every small model, also without each key, with other values and with more layers, as digests.
 
-Golden rows compare the values that small files give; these digests also hold the defaults of missing keys and the
-patterns of deep models, and the entry `ranges` holds the valid ranges of all keys. `PYTHONPATH=tests python
-tests/models/test_read_hparams.py` writes the digests anew, and with an entry's name prints what it is made of.
+Golden rows compare the values that small files give; these digests also hold the defaults of missing keys, which values
+are refused, and the patterns of deep models, and the entry `ranges` holds the valid ranges of all keys.
+`PYTHONPATH=tests python tests/models/test_read_hparams.py` writes the digests anew, and with an entry's name prints
+what it is made of.
 """
 
 from __future__ import annotations
@@ -61,6 +62,23 @@ def lines(tiny: Tiny) -> Iterator[str]:
         for key in sorted(metadata.keys() - {"general.architecture"}):
             less = _read(tiny.architecture, {name: value for name, value in metadata.items() if name != key})
             yield f"{n_layer} layers without {key}: {'the same' if less == whole else less}"
+    if tiny.variant:
+        return
+    metadata = _metadata(tiny, tiny.n_layer)
+    for key in sorted(metadata.keys() - {"general.architecture"}):
+        for value in _others(metadata[key]):
+            yield f"{key} = {value}: {_read(tiny.architecture, {**metadata, key: value})}"
+
+
+def _others(value: Value) -> list[Value]:
+    """Return other values than a key's: some of them are wrong."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, (int, float)):
+        return [0, 1, -1, value + 1, 2 * value, 100 * value]
+    if isinstance(value, np.ndarray):
+        return [value[:-1], value[::-1], 0 * value, value + 1, 2 * value]
+    return ["other"] if isinstance(value, str) else []
 
 
 def ranges() -> Iterator[str]:
