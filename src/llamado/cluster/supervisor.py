@@ -412,13 +412,13 @@ class Supervisor:
         return arguments
 
     def _announce(self, status: ServiceStatus) -> None:
-        """Send the address of `one` to every running service that has an older one or none."""
+        """Send the address of a service to every running one that has an older address of it or none."""
         for other in self.statuses.values():
             if other.is_running:
                 self._send_if_changed(other, status)
 
     def _send_if_changed(self, other: ServiceStatus, status: ServiceStatus) -> None:
-        """Send `other` the address of `one`, if its command names that service and its process has another address."""
+        """Send `other` the address of a service that its command names, if its process has another address of it."""
         name = status.service.name
         for word in other.service.command:
             if isinstance(word, AddressFlag) and name in word.services:
