@@ -320,6 +320,51 @@ def test_failed_attempts_of_a_client_are_limited() -> None:
         pass
 
 
+def test_connections_at_the_same_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "DIAL_SECONDS", 0.01)
+    dialer = links.Dialer(_turns=threading.BoundedSemaphore(1))
+    with (
+        dialer.attempt("client"),
+        pytest.raises(links.LinkRefused, match="too many others connect"),
+        dialer.attempt("another"),
+    ):
+        pass
+    with dialer.attempt("another"):
+        pass
+
+
+def test_a_worker_that_answers_byte_by_byte_gets_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its answers together have DIAL_SECONDS. Then the connection is closed."""
+    clock = 100.0
+
+    class Trickle:
+        left = closed = 0
+
+        def settimeout(self, seconds: float) -> None:
+            self.left = seconds
+
+        def sendall(self, data: bytes) -> None:
+            pass
+
+        def recv(self, n: int) -> bytes:
+            nonlocal clock
+            assert clock < 100 + 10 * links.DIAL_SECONDS, "it would go on without an end"
+            clock += 0.9
+            if self.left < 0.9:
+                raise TimeoutError("timed out")
+            return bytes(1)
+
+        def close(self) -> None:
+            self.closed = True
+
+    sock = Trickle()
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(links, "dial", lambda *_: sock)
+    with pytest.raises(TimeoutError):
+        links.Dialer()._reach(Endpoint("127.0.0.1", 1), bytes(16))
+    assert sock.closed and clock < 100 + 2 * links.DIAL_SECONDS
+
+
 def test_seconds_of_computing_are_sent_in_microseconds() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

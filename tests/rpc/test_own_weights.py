@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 from remote_model import RemoteModel
 from tiny_models import make_llama
-from waiting import until
+from waiting import GUARD, until
 from wire_client import Client, raw, running
 
 from llamado.devices import kernel_cache
@@ -157,6 +159,43 @@ def test_hashes_are_stored_for_the_next_process(model: Path, theirs: Path, monke
     assert files.bind([own_files.PlacedWeight(region, 0, size, digest, name.encode())], lambda: False) == [True]
     files.close()
     assert KnownHashes([path], digits=SHA256_DIGITS)[name] == int.from_bytes(digest, "big")
+
+    monkeypatch.setattr(own_files, "_digest", lambda *_: pytest.fail("hashed again"))
+    files = OwnFiles([theirs])
+    assert files.offer([wire.OfferedWeight(name.encode(), size)]) == [True]
+    for sha256, is_right in ((digest, True), (bytes(32), False)):
+        assert files.bind([own_files.PlacedWeight(region, 0, size, sha256, name.encode())], lambda: False) == [is_right]
+    files.close()
+
+
+def test_a_weight_is_copied_to_a_device_with_memory_of_its_own(model: Path, theirs: Path) -> None:
+    """Its file is closed afterwards."""
+    path, name = theirs / "model.gguf", "token_embd.weight"
+    path.write_bytes(model.read_bytes())
+    with GGUFFile.open(path) as file:
+        data = file.data(name).tobytes()
+    place = bytearray(len(data) + 20)
+
+    def write(offset: int, piece: bytes) -> None:
+        place[offset : offset + len(piece)] = piece
+
+    region: Any = SimpleNamespace(memory=None, write=write)
+    files = OwnFiles([theirs])
+    wanted = own_files.PlacedWeight(region, 7, len(data), hashlib.sha256(data).digest(), name.encode())
+    assert files.offer([wire.OfferedWeight(wanted.name, wanted.size)]) == [True]
+    assert files.bind([wanted], lambda: False) == [True]
+    files.close()
+    assert place == bytes(7) + data + bytes(13)
+    assert str(path) not in open_files()
+
+
+def open_files() -> list[str]:
+    """The paths of this process's open files."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(link))
+    return found
 
 
 @pytest.mark.full
@@ -335,6 +374,58 @@ def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatc
     (file,) = files._index[offered[0]]
     assert file.hashing.keys() == {b"token_embd.weight"}  # before the client asks for it
     files.close()
+
+
+def test_files_that_did_not_change_are_not_read_again(
+    model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def note(path: Path, stamp: Any, made: Any = own_files._ModelFile) -> Any:
+        read.append(path.name)
+        return made(path, stamp)
+
+    monkeypatch.setattr(own_files, "_ModelFile", note)
+    files = OwnFiles([theirs])
+    for name in ("one.gguf", "two.gguf"):
+        (theirs / name).write_bytes(model.read_bytes())
+        files.offer([])
+    assert read == ["one.gguf", "two.gguf"]
+    files.close()
+
+
+def test_only_so_many_models_of_a_folder_are_read(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_files, "_MOST_FILES", 2)
+    for name in ("a.gguf", "b.txt", "c.gguf", "d.txt", "e.gguf"):
+        (theirs / name).write_bytes(model.read_bytes())
+    files = OwnFiles([theirs])
+    files.offer([])
+    assert len(files._files) == 2 and {path.suffix for path in files._files} == {".gguf"}
+    files.close()
+
+
+def test_weights_that_wait_are_not_hashed_after_the_end(
+    model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end does not wait for those that are being hashed."""
+    (theirs / "model.gguf").write_bytes(model.read_bytes())
+    hashed: list[bytes] = []
+    ended = threading.Event()
+
+    def digest(file: Any, name: bytes) -> None:
+        hashed.append(name)
+        ended.wait(GUARD)
+
+    monkeypatch.setattr(own_files, "_digest", digest)
+    files = OwnFiles([theirs])
+    with GGUFFile.open(model) as file:
+        offered = [wire.OfferedWeight(name.encode(), info.nbytes) for name, info in file.tensors.items()]
+    assert all(files.offer(offered)) and len(offered) > own_files._THREADS
+    files.close()
+    assert not ended.is_set()
+    ended.set()
+    files._pool.shutdown()
+    assert len(hashed) <= own_files._THREADS
 
 
 def test_nothing_is_bound_for_a_client_that_left(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
+from llamado.rpc.worker import server
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import identity
@@ -689,11 +690,17 @@ def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
 def test_silent_clients_are_closed(
     worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sending a byte now and then does not keep a connection open."""
     monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.sock.sendall(wire.write_request(wire.Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
+
+
+def test_a_client_whose_greeting_takes_too_long_is_closed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not keep its connection open."""
+    monkeypatch.setattr("llamado.rpc.worker.connection.ClientConnection.is_overdue", True)
+    with Client(worker, greet=False, timeout=GUARD) as client:
+        assert client.is_closed()
 
 
 def test_a_slow_tls_handshake_is_closed(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -997,6 +1004,12 @@ def test_mapped_ipv4_addresses(device: CpuDevice) -> None:
     worker._end()
 
 
+def test_a_network_may_be_given_by_an_address_in_it(device: CpuDevice) -> None:
+    worker = Worker([device], WorkerOptions(port=0, allow=(" 10.1.2.3/8 ",)))
+    assert worker._may_connect("10.200.0.1") and not worker._may_connect("11.1.2.3")
+    worker._end()
+
+
 def test_an_invalid_network(device: CpuDevice) -> None:
     with pytest.raises(WorkerError, match="--allow everybody"):
         Worker([device], WorkerOptions(port=0, allow=("everybody",)))
@@ -1267,6 +1280,33 @@ def test_a_public_address_warns(
         with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):
             assert run_worker(WorkerOptions(host=host, port=0, threads=1)) == 0
         assert ("WARNING: 0.0.0.0 can be reached" in caplog.text) is warns
+
+
+def test_an_announced_worker_names_its_address_and_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[tuple[Endpoint, float]] = []
+    served: list[Endpoint] = []
+
+    def serve(worker: Worker) -> None:
+        served.append(worker.endpoint)
+        worker._end()
+
+    monkeypatch.setattr("llamado.rpc.discovery.Announcement", lambda *given: announced.append(given))
+    monkeypatch.setattr(Worker, "serve", serve)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert run_worker(WorkerOptions(port=0, threads=1, announce=True, share=2.5)) == 0
+    assert announced == [(served[0], 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "admit only clients with a certificate, --allow only clients of given networks."),
+        ({"allow": ("10.0.0.0/8",)}, "admit only clients with a certificate."),
+        ({"tls_client_ca": "ca.pem"}, "never expose it to an open network."),
+    ],
+)
+def test_the_warning_names_what_would_protect_the_worker(options: dict[str, Any], advice: str) -> None:
+    assert server._exposure_warning(WorkerOptions(host="0.0.0.0", **options)).endswith(advice)
 
 
 def test_a_memory_limit_above_the_machine_s_warns(

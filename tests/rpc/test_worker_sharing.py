@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
-from llamado.rpc.worker.server import Worker
+from llamado.rpc.worker.server import Worker, WorkerOptions
 
 MIB = 1 << 20
 
@@ -409,6 +412,54 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
         assert flood[0].is_closed()
         for client in flood:
             client.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("present", "network", "expected"),
+    [
+        ("", "a", True),
+        ("a a a a a", "a", True),  # more than its share, while a quarter of the places is free
+        ("a a a b b b", "a", False),
+        ("a a b b b b", "a", True),
+        ("a a a:old b b b", "a", 2),
+        ("a a a b b b:old", "a", False),  # not a place of another network
+        ("a b c d e f g h", "z", False),
+        ("a b c d e f g h:old", "z", 7),
+        ("a b c d e:old f g:old h", "z", 4),  # the one that is idle for the longest time
+        ("a:old c c b:old b:old b d e", "z", 3),  # of the network with the most connections
+        ("a a a a:new b c d e", "z", 3),
+        ("a a a:new b c d e f", "z", False),
+        ("a b c d e f g h:gone", "z", True),
+    ],
+)
+def test_which_connection_makes_room(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch, present: str, network: str, expected: bool | int
+) -> None:
+    """`old`: idle for a long time; `new`: idle for a moment; `gone`: it made room for another."""
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
+    closed: list[int] = []
+    worker = Worker([device], WorkerOptions(port=0))
+    for number, (name, _, state) in enumerate(one.partition(":") for one in present.split()):
+        since = {"old": number - 1e9, "new": time.monotonic()}.get(state)
+        session: Any = ConnectedClient(name, str(number), since, partial(closed.append, number))
+        worker._sessions[session] = threading.current_thread()
+        if state == "gone":
+            worker._evicted.add(session)
+    has_room = worker._has_room(network)
+    worker._sessions.clear()
+    worker._end()
+    assert (has_room, closed) == (expected is not False, [expected] if not isinstance(expected, bool) else [])
+
+
+@dataclass(eq=False)
+class ConnectedClient:
+    """A session, as the worker sees it when another client comes."""
+
+    network: str
+    name: str
+    idle_since: float | None
+    shut: Callable[[], None]
 
 
 def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,6 @@ class Dialer:
 def _call(sock: socket.socket, request: wire.Request, ends: float) -> wire.Response:
     reader = wire.ResponseReader()
     reader.expect(wire.COMMANDS[type(request)])
-    sock.settimeout(max(0.001, ends - time.monotonic()))
     sock.sendall(wire.write_request(request))
     while (found := reader.next()) is None:
         sock.settimeout(max(0.001, ends - time.monotonic()))
