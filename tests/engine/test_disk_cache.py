@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,89 @@ def test_finish_writes_all_given_sequences(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(disk, "put", late)
     disk.finish([sequence(1, 1000), sequence(2, 1000)], 60)
     assert len(files(tmp_path)) == 8
+
+
+def test_a_read_of_a_damaged_file_is_over_without_a_piece(tmp_path: Path) -> None:
+    disk = cache(tmp_path)
+    stored = sequence(1, 1000)
+    disk.put(stored)
+    disk.finish([], 60)
+    chain = disk.find(stored.tokens, (), min, False)
+    assert chain is not None
+    path = chain.blocks[0].path
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    notified: list[bool] = []
+    read = disk.load(chain, 0, (), lambda: notified.append(True))
+    until(lambda: read.has_pieces)
+    assert read.take() is None and read.is_finished and read.failed and not path.exists()
+    until(lambda: bool(notified))
+    assert disk.counters.failures == 1 and disk.counters.bytes_read == 0
+
+
+def test_bytes_and_files_are_counted(tmp_path: Path) -> None:
+    disk = cache(tmp_path)
+    stored = sequence(1, 1000)
+    disk.put(stored)
+    disk.finish([], 60)
+    chain = disk.find(stored.tokens, (), min, False)
+    assert chain is not None and len(chain.blocks) == 4
+    assert all(disk.read(block) is not None for block in chain.blocks)
+    sizes = [path.stat().st_size for path in files(tmp_path)]
+    found = disk.counters
+    assert (found.writes, found.files, found.failures) == (4, 4, 0)
+    assert found.bytes_written == found.bytes == sum(sizes) and found.bytes_read == 3 * 1000
+
+
+def test_only_the_rest_of_a_sequence_is_read_and_weighed(tmp_path: Path) -> None:
+    disk = cache(tmp_path)
+    stored = sequence(1, 1000)
+    disk.put(stored)
+    disk.finish([], 60)
+    chain = disk.find(stored.tokens, (), min, False)
+    assert chain is not None
+    weighed: list[tuple[int, int, float]] = []
+    disk._rate = SimpleNamespace(pays=lambda *given: weighed.append(given))  # type: ignore[assignment]
+    disk.pays(chain, 0, 50.0)
+    disk.pays(chain, 600, 50.0)  # in the third block
+    assert weighed == [(3 * 1000, 1000, 50.0), (3 * (1000 - 2 * BLOCK), 400, 50.0)]
+
+
+def test_sequences_that_are_written_again_count_as_used(tmp_path: Path) -> None:
+    cache(tmp_path).finish([sequence(1, 1000)], 60)
+    for path in files(tmp_path):
+        os.utime(path, ns=(0, 0))
+    cache(tmp_path).finish([sequence(1, 1000)], 60)
+    used = {read_head(path).start: path.stat().st_mtime_ns for path in files(tmp_path)}
+    assert 0 not in used.values()
+    assert sorted(used, key=lambda start: -used[start]) == sorted(used)  # the beginning is evicted last
+
+
+def test_eviction_makes_room_for_further_files(tmp_path: Path) -> None:
+    limit = 30_000
+    disk = cache(tmp_path, limit)
+    totals = []
+    for seed in range(100):
+        disk.put(sequence(seed, 100))
+        until(lambda: not disk._waiting and not disk._pending)
+        totals.append(sum(path.stat().st_size for path in files(tmp_path)))
+        if len(totals) > 1 and totals[-1] < totals[-2]:
+            break
+    disk.finish([], 60)
+    size = totals[0]
+    assert limit * (1 - disk_cache._SLACK) - size < totals[-1] <= limit * (1 - disk_cache._SLACK) + size
+
+
+def test_unfinished_files_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    """A killed process leaves them; a younger one may be another's that is being written."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    old, new, other = folder / f".old{blocks.PART}", folder / f".new{blocks.PART}", folder / f"old{blocks.PART}"
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    cache(tmp_path).finish([sequence(1, 10)], 60)
+    assert not old.exists() and new.exists() and other.exists()
 
 
 def test_end_of_a_sequence_is_evicted_before_its_beginning(tmp_path: Path) -> None:

@@ -89,6 +89,14 @@ def test_windows_of_a_trial_are_long_enough_and_have_no_pause() -> None:
     assert modes(slower, n=300, late=(5, 60)) == [14, 71, 12, 132, 12, 59]
 
 
+def test_a_window_begins_with_nothing_after_a_pause() -> None:
+    trial = _Trial()
+    trial.note(100, 10.0, 0.0)
+    for i in range(1, 9):
+        trial.note(1, 10.0 + 0.125 * i, 0.0)
+    assert trial._rates == {True: 8.0} and (trial._n, trial._batches) == (0, 0)
+
+
 def test_acceptance_rates_have_a_prior_of_two_tokens_and_fade() -> None:
     common = AcceptanceRates(lambda mark: 0.25 * mark)
     one = AcceptanceRates(common)

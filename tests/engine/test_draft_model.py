@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llamado.engine.drafts import model as model_module
-from llamado.engine.drafts.contract import Proposal
+from llamado.engine.drafts.acceptance import AcceptanceRates
+from llamado.engine.drafts.contract import Draft, Proposal
 from llamado.engine.drafts.drafts import DraftManager, DraftRequest
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, mark_of
@@ -242,3 +243,39 @@ def test_the_time_of_drafting_counts_for_the_next_batch(
     assert manager.counts[0][1:] == (1, 3, 0)
     media = manager.follow(PendingDraft(), GUESS, media=True)
     assert manager.propose([DraftRequest(media, np.array([1], np.int32), 1, 3, 0)], 1) == [None]
+
+
+def test_results_are_learned_by_mark_and_position(forward: CountingForward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate of any token of a model's drafts is learned, too."""
+    manager = DraftManager([kind(forward)])
+    state = manager.follow(PendingDraft(), GUESS)
+    noted: list[tuple[int, bool]] = []
+    monkeypatch.setattr(AcceptanceRates, "note", lambda self, *given: noted.append(given))
+    draft = Draft(0, [7, 8, 9], [4, 5, 6])
+    state.ahead.add(draft)
+    assert [state.ahead.verify(token) for token in (7, 8, 1)] == [True, True, False]
+    manager.learn(state)
+    assert noted == [(4, True), (ANY, True), (5, True), (ANY, True), (6, False), (ANY, False)]
+    assert manager.accepted_at[:4] == [1, 1, 0, 0] and manager.counts[0].n_accepted == 2 and not state.ahead.judged
+
+
+def test_nothing_is_drafted_while_it_does_not_pay(forward: CountingForward, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = DraftManager([kind(forward)])
+    monkeypatch.setattr(manager.cost, "drafts", lambda n_generating: n_generating < 3)
+    request = DraftRequest(manager.follow(PendingDraft(), GUESS), np.array([1, 2], np.int32), 2, 3, 0)
+    assert manager.propose([request], 3) == [None] and not forward.batches
+    (draft,) = manager.propose([request], 2)
+    assert draft is not None and draft.tokens == [3, 4, 5]
+
+
+def test_confidence_is_that_of_the_least_likely_draft(forward: CountingForward) -> None:
+    state = DraftManager([kind(forward)]).follow(PendingDraft(), GUESS)
+    assert state.confidence() == 1.0
+    sure = state.chances[0].of(mark_of(0.99))
+    unsure = state.chances[0].of(mark_of(0.1))
+    state.ahead.add(Draft(0, [7, 8], [mark_of(0.99)] * 2))
+    assert state.confidence() == pytest.approx(sure**2)
+    state.ahead.add(Draft(0, [9], [mark_of(0.1)]))
+    assert state.confidence() == pytest.approx(sure**2 * unsure)
+    assert state.ahead.verify(7)
+    assert state.confidence() == pytest.approx(sure * unsure)

@@ -327,6 +327,8 @@ def test_prefix_of_a_busy_slot_is_shared(make: Make) -> None:
     gate.set()
     results = [client.result for client in clients]
     assert sorted(r.n_cached for r in results) == [0, 400, 400]
+    totals = settled(engine).counters
+    assert (totals.prompt_tokens_total, totals.prompt_tokens_cached_total) == (401 + 1 + 1, 800)
     for i, result in zip((1, 2, 3), results, strict=True):
         assert result.tokens == alone(req([*system, i], 20)).tokens
 

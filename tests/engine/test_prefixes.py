@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -141,3 +142,28 @@ def test_an_idle_leader_keeps_its_cells_as_long_as_another_slot_has_some(full: S
     assert full.make_room(third)
     assert first.handle is not None and second.handle is None
     assert third.used >= MIN_SHARED
+
+
+@pytest.mark.parametrize("has_tails", [False, True])
+@pytest.mark.parametrize("has_cells", [False, True])
+def test_a_cancelled_read_leaves_no_half_of_a_sequence_with_states(
+    sequences: SequenceCache, slots: list[Slot], has_tails: bool, has_cells: bool
+) -> None:
+    """Cells are of use up to any token, states only as a whole."""
+    rewound: list[tuple[Any, int]] = []
+    memory = SimpleNamespace(has_tails=has_tails, rewind=lambda *given: rewound.append(given))
+    sequences.memory = cast(Any, memory)
+    cancelled: list[bool] = []
+    slot = slots[0]
+    slot.handle = cast(Any, "handle") if has_cells else None
+    slot.load = cast(Any, SimpleNamespace(cancel=lambda: cancelled.append(True)))
+    sequences.cancel_stale_reads()
+    assert slot.load is None and cancelled == [True]
+    assert rewound == ([("handle", 0)] if has_tails and has_cells else [])
+
+
+def test_a_reset_leaves_no_sequence(sequences: SequenceCache, slots: list[Slot]) -> None:
+    fill(sequences, slots[0], 100, 100)
+    slots[0].snapshots.put(50, np.zeros(4, np.uint8))
+    sequences.reset()
+    assert (slots[0].handle, slots[0].length, dict(slots[0].snapshots.tails)) == (None, 0, {})

@@ -101,6 +101,8 @@ def test_more_conversations_than_slots(make: Make) -> None:
     assert all(cached == 0 for turns in expected for _, cached in turns)
     assert sum(forward.sizes) < sum(all_of_it.sizes) / 2
     snapshot = settled(engine)
+    assert snapshot.counters.prompt_tokens_cached_total == 6 * (157 + 185)
+    assert snapshot.counters.prompt_tokens_total == 6 * (150 + (178 - 157) + (206 - 185))
     assert snapshot.n_stored_prompts == 6, "two lack their last turn, which slots hold"
     assert snapshot.stored_prompt_bytes == 12 * (4 * 213 + 2 * 185), "8 bytes of cells and 4 of a token"
     assert settled(plain).n_stored_prompts == 0 and not all_of_it.reads
