@@ -167,6 +167,8 @@ async def test_a_service_ends_with_sigterm_and_then_sigkill(tmp_path: Path, is_s
         assert (status.state.pid, status.state.mark) == ((0, "") if is_stopping else (77, "mark"))
         await found._end(status)
         assert process.signals == signals
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}  # nothing waits for a second stop any more
 
 
 @in_loop
@@ -177,6 +179,37 @@ async def test_a_drained_service_stays_draining_while_it_ends(tmp_path: Path) ->
     status.drained = True
     await found._end(status)
     assert changes == []
+
+
+@pytest.mark.parametrize("why", ["", "it is away"])
+@in_loop
+async def test_a_server_is_drained_at_the_gateway_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    """And taken back when it is resumed. Workers are no replicas of a gateway."""
+    found, _ = supervisor(tmp_path, service("a"), service("w", ServiceRole.WORKER))
+    done: list[tuple[str, bool | None]] = []
+
+    async def set_drain(status: ServiceStatus, *, drain: bool) -> str:
+        done.append((status.service.name, drain))
+        return why
+
+    async def note(status: ServiceStatus) -> None:
+        done.append((status.service.name, None))
+
+    monkeypatch.setattr(found, "_set_gateway_drain", set_drain)
+    monkeypatch.setattr(found, "_end", note)
+    monkeypatch.setattr(found, "_supervise", note)
+    for status in found.statuses.values():
+        await found._drain(status)
+        assert status.state.phase == DRAINED
+    server = found.statuses["a"]
+    server.drained = True
+    await found._resume(server)
+    assert done == [("a", True), ("a", None), ("w", None), ("a", False), ("a", None)] and not server.drained
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == (
+        [f"not drained at the gateway: {why}", f"not taken back by the gateway: {why}"] if why else []
+    )
 
 
 @in_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
 import time
@@ -180,7 +181,12 @@ def test_a_changed_catalog() -> None:
         for name in "abc":
             (await fleet.acquire(fleet.instances[name])).release()
         kept = fleet.instances["a"].child
+        fleet.instances["d"].failed, fleet.instances["d"].retry_at = True, math.inf
+        told: list[Any] = []
+        fleet._notify = lambda *event: told.append(event)
         fleet.replace(Catalog([model("a"), model("b", "ready=0.01"), model("d")]))
+        assert told == [("models_reload", "*", None)]
+        assert not fleet.instances["d"].failed and fleet.instances["d"].retry_at == 0.0  # it is tried again
         assert sorted(fleet.instances) == ["a", "b", "c", "d"]  # `c` is still stopping
         assert fleet.find("c") is None
         while fleet.instances["b"].running or "c" in fleet.instances:
@@ -188,7 +194,7 @@ def test_a_changed_catalog() -> None:
         assert fleet.instances["a"].child is kept and sorted(fleet.instances) == ["a", "b", "d"]
         (await fleet.acquire(fleet.instances["b"])).release()
 
-    run([model(name) for name in "abc"], work)
+    run([model(name) for name in "abcd"], work)
 
 
 class Clock:
@@ -419,13 +425,72 @@ def test_a_model_unloaded_while_loading_stays_unloaded(monkeypatch: pytest.Monke
     run([model("a")], work)
 
 
-def test_sleeping_models() -> None:
+def test_events_of_a_model_that_dies_and_is_unloaded() -> None:
+    async def work(fleet: Fleet) -> None:
+        told: list[tuple[str, str, Any]] = []
+        fleet._notify = lambda *event: told.append(event)
+        instance = fleet.instances["a"]
+        lease = await fleet.acquire(instance)
+        lease.child.signal(signal.SIGKILL)
+        await lease.child.exit
+        lease.release()
+        (await fleet.acquire(instance)).release()
+        info = instance.info
+        fleet.unload(instance)
+        await fleet.wait_unloaded([instance])
+        await asyncio.sleep(0)
+        loading, loaded = ("model_status", {"status": "loading"}), ("status_change", {"status": "loaded", "info": info})
+        died, unloaded = (("status_change", {"status": "unloaded", "exit_code": code}) for code in (137, 0))
+        assert {name for _, name, _ in told} == {"a"}
+        assert [(event, data) for event, _, data in told] == [loading, loaded, died, loading, loaded, unloaded]
+        assert (fleet.swaps, instance.restarts) == (2, 1)
+
+    run([model("a")], work)
+
+
+def test_events_of_a_model_that_does_not_load() -> None:
+    async def work(fleet: Fleet) -> None:
+        told: list[tuple[str, str, Any]] = []
+        fleet._notify = lambda *event: told.append(event)
+        with pytest.raises(ApiError, match="failed to load"):
+            await fleet.acquire(fleet.instances["a"])
+        assert told == [
+            ("model_status", "a", {"status": "loading"}),
+            ("status_change", "a", {"status": "unloaded", "exit_code": 3}),
+        ]
+
+    run([model("a", "fail=3")], work)
+
+
+def test_nothing_is_started_once_the_fleet_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(fleet: Fleet) -> None:
+        started: list[Child] = []
+        monkeypatch.setattr(Child, "start", started.append)
+        instance = fleet.instances["a"]
+        fleet._start(instance)
+        fleet._closed = True
+        while instance.running:
+            await asyncio.sleep(0)
+        assert not started and instance.reason == "it was unloaded"
+
+    run([model("a")], work)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_sleeping_models(is_watched: bool) -> None:
     """Sleep is shown, and checked without waking the model."""
 
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]
         told: list[Any] = []
-        fleet._notify = lambda event, name, data: told.append(data)
+        asleep = asyncio.Event()
+
+        def note(*event: Any) -> None:
+            told.append(event)
+            if instance.asleep:
+                asleep.set()
+
+        fleet._notify = note
         lease = await fleet.acquire(instance)
         body = b'{"sleep": 1}'
         connection = await lease.child.pool.connect()
@@ -433,10 +498,12 @@ def test_sleeping_models() -> None:
         await connection.wait_for_response()
         connection.release()
         lease.release()
-        await fleet.update_sleep(instance)
-        assert instance.shown_status == "sleeping" and told[-1] == {"status": "sleeping"}
+        if not is_watched:
+            await fleet.update_sleep(instance)
+        await asleep.wait()
+        assert instance.shown_status == "sleeping" and told[-1] == ("status_change", "a", {"status": "sleeping"})
 
-    run([model("a", sleeps=True)], work, sleep_check=60.0)
+    run([model("a", sleeps=True)], work, sleep_check=0.01 if is_watched else 60.0)
 
 
 def test_too_many_preloaded_models(start_router: Start, tmp_path: Path) -> None:
