@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,32 @@ def test_importance_matrices_read_back(tmp_path: Path, legacy: bool) -> None:
         ("quantize.imatrix.entries_count", 2),
         ("quantize.imatrix.chunks_count", 2),
     ]
+
+
+@pytest.mark.parametrize("has_plain_sums", [False, True])
+def test_sums_and_counts_of_each_expert_read_back(tmp_path: Path, has_plain_sums: bool) -> None:
+    """Files of before the plain sums were added lack them."""
+    given = example()
+    if not has_plain_sums:
+        given = replace(given, entries={name: sums._replace(plain=None) for name, sums in given.entries.items()})
+    write_imatrix(tmp_path / "i", given)
+    found = read_imatrix(tmp_path / "i").entries
+    assert found.keys() == given.entries.keys()
+    for name, sums in given.entries.items():
+        np.testing.assert_array_equal(found[name].squares, sums.squares, strict=True)
+        np.testing.assert_array_equal(found[name].counts, sums.counts)
+        if sums.plain is None:
+            assert found[name].plain is None
+        else:
+            np.testing.assert_array_equal(found[name].plain, sums.plain, strict=True)
+
+
+def test_sums_without_counts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "i.gguf"
+    write_imatrix(path, example())
+    path.write_bytes(path.read_bytes().replace(b"blk.0.a.weight.counts", b"blk.0.a.weight.Counts"))
+    with pytest.raises(QuantizeError, match=r"sums without counts for blk\.0\.a\.weight"):
+        read_imatrix(path)
 
 
 @pytest.mark.parametrize("key", [DATASETS, CHUNK_COUNT, CHUNK_SIZE])
