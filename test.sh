@@ -51,7 +51,7 @@ printf '%s\n' \
   "  page in a browser, real clients, Ray, Helm and ARM. tests/full.sh runs" \
   "  all of them, .ci/run a part." \
   "************************************************************************"
-# One file at a time more than there are cores: many tests wait for processes they started. In the order of tests/tiers.py:
+# Two files at a time more than there are cores: many tests wait for processes they started. In the order of tests/tiers.py:
 # a file of few tests may take long, and should not start last. The last line is pytest's own summary.
-workers=$(($(getconf _NPROCESSORS_ONLN) + 1))
+workers=$(($(getconf _NPROCESSORS_ONLN) + 2))
 exec .venv/bin/python -m pytest -q -m "$marks" -n "$workers" --dist loadfile --no-loadscope-reorder "$@" </dev/null

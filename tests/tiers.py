@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 LONGEST = (
-    "devices/test_matmul.py", "devices/test_attention.py", "devices/cuda/test_attention.py", "server/test_lifecycle.py",
-    "router/test_router.py", "gateway/test_gateway.py", "models/test_golden_logits.py", "server/test_http_wire.py",
-    "cluster/test_doctor_servers.py", "cluster/test_deploy.py", "devices/cuda/test_cuda_engine.py",
-    "quantize/test_types.py", "rpc/test_membership.py", "cluster/test_up.py", "engine/test_disk_cache.py",
-    "server/test_server_operations.py",
+    "devices/test_matmul.py", "server/test_lifecycle.py", "devices/test_attention.py", "router/test_router.py",
+    "devices/cuda/test_attention.py", "gateway/test_gateway.py", "models/test_golden_logits.py", "cluster/test_up.py",
+    "models/test_missing_tensors.py", "server/test_http_wire.py", "quantize/test_types.py",
+    "cluster/test_doctor_servers.py", "devices/cuda/test_cuda_engine.py", "rpc/test_membership.py",
+    "engine/test_disk_cache.py", "server/test_server_operations.py", "cluster/test_deploy.py",
 )  # fmt: skip
 """Files that take longest, with or without kernels in the cache. They are first: the last to end would run alone
-otherwise.
+otherwise. Those that compute and those that wait for processes alternate.
 """
 
 _left_out: set[str] = set()
