@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE, SequenceCache
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
@@ -46,8 +46,8 @@ def fill(sequences: SequenceCache, slot: Slot, n: int, used: int) -> None:
     slot.handle.used = used
 
 
-def task(number: int) -> Task:
-    request = Request(prompt=PROMPT.tolist())
+def task(number: int, **params: Any) -> Task:
+    request = Request(prompt=PROMPT.tolist(), params=GenerationParams(**params))
     found = Task(request, lambda event: None, sampler=cast(Any, None), seed=cast(Any, None))
     found.id = number
     return found
@@ -85,6 +85,17 @@ def test_evaluated_prefix_is_shared_whatever_its_age(sequences: SequenceCache, s
     fill(sequences, slots[0], 150, used=150)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=4, stored=150) is slots[0]
+
+
+@pytest.mark.parametrize("cache_prompt", [True, False])
+def test_a_request_that_lost_its_cells_waits_for_its_prefix_again(
+    sequences: SequenceCache, slots: list[Slot], cache_prompt: bool
+) -> None:
+    fill(sequences, slots[0], 150, used=10)
+    slots[0].task = task(5)
+    slots[1].begin(task(6, cache_prompt=cache_prompt), PROMPT)
+    sequences.follow(slots[1])
+    assert (slots[1].leader is not None) == cache_prompt
 
 
 def kept(sequences: SequenceCache) -> list[int]:

@@ -66,7 +66,7 @@ def test_importance_matrices_read_back(tmp_path: Path, legacy: bool) -> None:
 
 @pytest.mark.parametrize("has_plain_sums", [False, True])
 def test_sums_and_counts_of_each_expert_read_back(tmp_path: Path, has_plain_sums: bool) -> None:
-    """Files of before the plain sums were added lack them."""
+    """Older files have no plain sums."""
     given = example()
     if not has_plain_sums:
         given = replace(given, entries={name: sums._replace(plain=None) for name, sums in given.entries.items()})

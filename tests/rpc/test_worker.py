@@ -697,7 +697,8 @@ def test_silent_clients_are_closed(
 
 
 def test_a_client_whose_greeting_takes_too_long_is_closed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not keep its connection open."""
+    """The worker's first thread closes it, whatever its own thread waits for."""
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 10 * GUARD)
     monkeypatch.setattr("llamado.rpc.worker.connection.ClientConnection.is_overdue", True)
     with Client(worker, greet=False, timeout=GUARD) as client:
         assert client.is_closed()
