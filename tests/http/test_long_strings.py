@@ -40,7 +40,7 @@ def parsed(body: bytes) -> Any:
 
 
 def string(rng: random.Random) -> str:
-    alphabet = rng.choice([BASE64, BASE64, 'ab"', "ab\\", "a\n\r\t/", "a\b", 'ab\\"n/', "aé", "a\x7f"])
+    alphabet = rng.choice([BASE64, BASE64, 'ab"', "ab\\", "a\n\r\t/", "a\b", 'ab\\"n/', "aé", "aé\n€😀", "a\x7f"])
     return "".join(rng.choices(alphabet, k=rng.choice([0, 1, 15, 21, 22, 40, 90])))
 
 
@@ -110,7 +110,9 @@ def test_values_and_errors_are_those_of_orjson() -> None:
         b'{"a":"\\\\\\"","b":"%b"}',
     ],
 )
-@pytest.mark.parametrize("inside", [b"A" * 40, b"A/" * 20, b"A\\/" * 20, b"A\\r\\n" * 20, b"A" * 30 + b'\\"' * 9])
+@pytest.mark.parametrize(
+    "inside", [b"A" * 40, b"A/" * 20, b"A\\/" * 20, b"A\\r\\n" * 20, b"A" * 30 + b'\\"' * 9, "Aé€😀\\n".encode() * 9]
+)
 def test_long_strings_are_taken_out(text: bytes, inside: bytes) -> None:
     whole = text.replace(b"%b", inside)
     shorter, found = take_long_strings(whole)
@@ -125,15 +127,23 @@ def test_keys_stay(text: str) -> None:
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("inside", ["A" * 40 + "é", "A" * 40 + "\\u0041", "A" * 40 + "\\\\n", "A" * 40 + "\n"])
+@pytest.mark.parametrize("inside", ["A" * 40 + "\\u0041", "A" * 40 + "\\\\n", "A" * 40 + "\n"])
 def test_other_strings_stay(inside: str) -> None:
     assert not take_long_strings(f'["{inside}"]'.encode())[1].texts
 
 
 @pytest.mark.usefixtures("short")
 def test_errors_name_the_column_of_the_whole_body() -> None:
-    text = b'{"a":1,\n"b":"' + b"A" * 50 + b'", "c":"' + b"B" * 60 + b'" x}\n'
-    assert parsed(text) == plain(text) and "line 2, column 126" in plain(text)
+    text = '{"a":1,\n"b":"' + "Aé€😀\\n" * 10 + '", "c":"' + "B" * 60 + '" x}\n'
+    assert parsed(text.encode()) == plain(text.encode()) and "line 2, column 136" in plain(text.encode())
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("wrong", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
+@pytest.mark.parametrize("at", [0, 13, 40])
+def test_strings_that_are_not_utf_8_are_refused(wrong: bytes, at: int) -> None:
+    text = b"A" * at + wrong + b"A" * (40 - at)
+    assert "not valid UTF-8" in parsed(b'["' + text + b'"]')
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 63, 64, 65, 127, 128, 255, 256, 257, 5000, 5001])

@@ -266,6 +266,30 @@ def test_only_idle_models_on_the_router_s_sockets_are_killed_soon(
     assert signals == ([signal.SIGTERM] if url else [signal.SIGTERM, signal.SIGKILL])
 
 
+def test_a_model_counts_as_idle_when_it_is_stopped_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle: list[bool] = []
+    stop = Child.stop
+
+    async def noted(child: Child, **how: bool) -> None:
+        idle.append(how["idle"])
+        await stop(child, at_once=True)
+
+    async def work(fleet: Fleet) -> None:
+        monkeypatch.setattr(Child, "stop", noted)
+        instance = fleet.instances["a"]
+        for is_busy in (True, False):
+            lease = await fleet.acquire(instance)
+            if not is_busy:
+                lease.release()
+            fleet._stop(instance)
+            await fleet.wait_unloaded([instance])
+            lease.release()
+        monkeypatch.undo()
+
+    run([model("a")], work)
+    assert idle == [False, True]
+
+
 @pytest.mark.slow
 def test_only_idle_models_are_unloaded() -> None:
     async def work(fleet: Fleet) -> None:

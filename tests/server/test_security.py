@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import socket
+import subprocess
 import sys
 import time
 import weakref
@@ -25,7 +26,7 @@ from llamado.engine.request import TokenProb, TokenProbs
 from llamado.http.access import AccessRules, digest, key_is_valid
 from llamado.http.bodies import MAX_BODY
 from llamado.http.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
-from llamado.http.json_body import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, is_deeper, parse_json
+from llamado.http.json_body import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, MOST_SPACE, is_deeper, parse_json
 from llamado.server.errors import ApiError
 from llamado.server.generate.formats import probs_json
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS
@@ -151,9 +152,20 @@ def test_the_depth_of_bodies_is_limited() -> None:
     assert parse_json(json.dumps(["[{" * 1000] * 50).encode())
     assert parse_json(b"[" + b",".join([b"[]"] * 10_000) + b"]")
     for character, most in MAX_COUNTS.items():
-        # Long strings of plain ASCII are not parsed; that of the first character beyond it is.
+        # Long strings are not parsed, except those with rare escapes.
         with pytest.raises(ApiError, match="more than"):
-            parse_json(json.dumps("é" + character.decode() * (most + 1), ensure_ascii=False).encode())
+            parse_json(json.dumps("\b" + character.decode() * (most + 1)).encode())
+
+
+@pytest.mark.parametrize("space", [b" ", b"\n", b"\t\r"])
+def test_long_bodies_that_are_mostly_white_space_are_refused(space: bytes) -> None:
+    half = space * (MOST_SPACE // len(space) // 2)
+    for body in (half + b"[1," + half + b"2]", b'["' + b"x" * MOST_SPACE + b'",' + half + half + b"1]"):
+        with pytest.raises(ApiError, match="mostly white space"):
+            parse_json(body)
+    assert parse_json(half + b"[1]") == [1]
+    texts = ["x" * 1000] * (MOST_SPACE // 1000)
+    assert parse_json(json.dumps(texts).encode() + half) == texts
 
 
 @pytest.mark.slow
@@ -243,6 +255,31 @@ async def test_memory_that_was_in_use_for_long_is_returned_after_it_is_freed(mon
             await asyncio.sleep(0.01)
     assert len(pins) == 1000
     watch.cancel()
+
+
+BLOCKS = """
+from llamado.engine.options import ModelSource
+from llamado.errors import LlamadoError
+from llamado.http.sockets import listen
+from llamado.server.ops import memory
+from llamado.server.run import serve
+from llamado.server.settings import Settings
+
+def load(settings, report):
+    raise LlamadoError("no model")
+
+assert serve(Settings(source=ModelSource(spec="fake")), load, listen(("127.0.0.1",), 0)) == 1
+first = bytearray(memory.LARGE + 1)
+del first
+before = memory._heap_info()().hblkhd
+held = bytearray(memory.LARGE + 1)
+assert memory._heap_info()().hblkhd >= before + memory.LARGE, "in a heap"
+"""
+
+
+@pytest.mark.skipif(not memory.free_in_heap(), reason="the C library has no mallinfo2")
+def test_a_server_s_large_blocks_are_mapped_even_after_one_was_freed() -> None:
+    subprocess.run([sys.executable, "-c", BLOCKS], check=True, timeout=GUARD)
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])

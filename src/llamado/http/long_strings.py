@@ -1,11 +1,13 @@
 """Long strings of JSON bodies, taken out before the body is parsed.
 
 orjson holds the interpreter's lock for the whole body, 2.6 ms per MiB: a picture of 24 MiB would stop the event loop
-for 80 ms. Its base64 text needs no parser, only a copy, which is made without the lock.
+for 80 ms. Its base64 text needs no parser, only a copy, which is made without the lock. Other texts are decoded piece
+by piece, and the event loop runs in between.
 """
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import re
 import secrets
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 LONG = 64 * 1024
 """Bytes of a string that is taken out."""
 _PIECE = 1 << 20
-"""Bytes searched at once: temporary arrays stay small."""
+"""Bytes searched at once, so that temporary arrays stay small, or decoded at once."""
 _MOST_QUOTES = 200_000
 """Most quotation marks of a body that is searched. Others have no long strings, or are attacks."""
 _MOST_ESCAPES = 2_000_000
@@ -79,7 +81,7 @@ NO_STRINGS = LongStrings()
 
 
 def take_long_strings(body: bytes) -> tuple[bytes, LongStrings]:
-    """Replace the long strings of a JSON body that are plain ASCII; return the shorter body, and the strings.
+    """Replace the long strings of a JSON body that need no parser; return the shorter body, and the strings.
 
     A body that is no JSON stays wrong, at the same character: up to that one, quotation marks delimit strings.
     """
@@ -88,12 +90,12 @@ def take_long_strings(body: bytes) -> tuple[bytes, LongStrings]:
     parts: list[bytes] = []
     token, done = secrets.token_hex(16), 0
     for begin, end in _long_strings(body, seen):
-        text = None if _is_key(body, end) else _unescaped(seen[begin:end])
+        text = None if _is_key(body, end) else _text(seen[begin:end])
         if text is None:
             continue
         name = f"{token}-{len(found.texts):08}"  # all of one length: none is the beginning of another
-        found.texts[name] = _ascii(text)
-        found.sizes[name] = end - begin
+        found.texts[name] = text
+        found.sizes[name] = _count_characters(seen[begin:end])
         parts += [body[done:begin], name.encode()]
         done = end
     return (b"".join([*parts, body[done:]]), found) if parts else (body, NO_STRINGS)
@@ -135,9 +137,28 @@ def _is_key(body: bytes, end: int) -> bool:
     return _COLON_BEHIND.match(body, end + 1) is not None
 
 
+def _text(written: Bytes) -> str | None:
+    """Return the string that is written so in JSON, or None if orjson has to parse it."""
+    text = _unescaped(written)
+    if text is None:
+        return None
+    if text.max() < 0x80:
+        return _ascii(text)
+    pieces = (text[at : at + _PIECE].tobytes() for at in range(0, text.size, _PIECE))
+    try:
+        return "".join(codecs.iterdecode(pieces, "utf-8"))
+    except UnicodeDecodeError:
+        return None
+
+
+def _count_characters(text: Bytes) -> int:
+    """Return the number of characters of UTF-8 bytes."""
+    return int(np.count_nonzero(text & 0xC0 != 0x80))
+
+
 def _unescaped(text: Bytes) -> Bytes | None:
-    """Return the characters of a string, or None if orjson has to parse it."""
-    if text.min() < 0x20 or text.max() > 0x7F:
+    """Return the bytes that a string stands for, or None if orjson has to parse it."""
+    if text.min() < 0x20:
         return None
     at = np.flatnonzero(text == _BACKSLASH)
     if not at.size:

@@ -164,6 +164,7 @@ def serve(
     # Three threads share the interpreter: the engine's, between two steps; this one; and those that tokenize long
     # texts. With Python's default of 5 ms per turn, each would wait too long for the others.
     sys.setswitchinterval(0.0005)
+    memory.map_large_blocks()
     state = ServerState(access=settings.access, switches=settings.switches, loading_model=settings.names[0])
     logging.getLogger("llamado").addHandler(state.live.log)
     state.lab = lab

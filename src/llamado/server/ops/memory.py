@@ -3,8 +3,8 @@
 Python's cycle collector stops all threads. A full collection takes a tenth of a second with 10,000 connections or a
 body of a million parts. So only young objects are collected, except while the process is idle.
 
-glibc keeps the memory of a burst of connections or a body of 16 MB for later use, which looks like a leak. So free
-memory is returned to the system after the process has grown or has freed much.
+glibc keeps the memory of a burst of connections or a body of 16 MB for later use, which looks like a leak. So large
+blocks never lie in its heaps, and free memory is returned to the system after the process has grown or has freed much.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Any
 LOOK_SECONDS = 2.0  # between two checks
 COLLECT_SECONDS = 60.0  # between two full collections while the process grows
 GROWN = 16 << 20  # bytes of growth since the last trim that trigger the next one
+LARGE = 4 << 20  # bytes of a block that the system provides and takes back, more than a token's logits
 # `gc.set_threshold`: new objects per collection of generation 0, then collections of each generation per older one.
 THRESHOLDS = (10_000, 2, 5_000)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def freeze() -> None:
@@ -33,9 +35,21 @@ def freeze() -> None:
 
 
 @cache
-def _malloc_trim() -> Any:
-    """Return glibc's `malloc_trim`, or None on other systems."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+def _of_libc(name: str) -> Any:
+    """Return a function of the C library, or None on systems other than Linux or without it."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def map_large_blocks() -> None:
+    """Make glibc map each block of LARGE bytes on its own, and keep less than that at the end of a heap.
+
+    By default it does so only until the first one is freed: later ones up to its size, at most 32 MiB, lie in heaps.
+    Each thread has a heap, and keeps up to twice that size free at its end, which `malloc_trim` does not return.
+    """
+    mallopt = _of_libc("mallopt")
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)
+        mallopt(_M_TRIM_THRESHOLD, LARGE)
 
 
 def resident() -> int:
@@ -57,7 +71,7 @@ class _HeapInfo(ctypes.Structure):
 @cache
 def _heap_info() -> Any:
     """Return glibc's `mallinfo2` (2.33 and later), or None."""
-    found = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    found = _of_libc("mallinfo2")
     if found is not None:
         found.restype = _HeapInfo
     return found
@@ -73,7 +87,7 @@ def trim(*, collect: bool = True) -> None:
     """Return free memory to the system; `collect`: after a full collection."""
     if collect:
         gc.collect()
-    malloc_trim = _malloc_trim()
+    malloc_trim = _of_libc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)  # without the interpreter's lock
 
