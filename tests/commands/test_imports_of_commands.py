@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tiers import first_of
 
 # Each in the process of those before it.
 _STEPS = {
@@ -53,3 +56,25 @@ def test_a_start_leaves_imports_to_later(imported: dict[str, set[str]]) -> None:
     assert {"llamado.server.run", "llamado.text.grammar.compiler"} <= imported["a server"]
     later = {"importlib.metadata", "llamado.text.grammar.gbnf_lark", "llamado.text.grammar.lark"}
     assert not imported["a server"] & later
+
+
+THREADS = """
+import os, sys, threading
+from llamado.commands import cli
+cli.main(sys.argv[1:])
+others = len(os.listdir("/proc/self/task")) - threading.active_count()
+print("numpy" in sys.modules, others, os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+@pytest.mark.parametrize("given", [None, "1"])
+@pytest.mark.parametrize("command", first_of(["worker -t 0", "serve -m none", "run none", "bench -m none"], 2))
+def test_numpy_starts_no_threads(command: str, given: str | None) -> None:
+    """The setting for it is not passed on to other programs, unless it was given."""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if given is not None:
+        environment["OPENBLAS_NUM_THREADS"] = given
+    process = [sys.executable, "-c", THREADS, *command.split()]
+    done = subprocess.run(process, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["True", "0", str(given)]
