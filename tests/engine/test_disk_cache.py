@@ -122,6 +122,17 @@ def test_sequences_evicted_from_memory_come_back_from_disk(start: Start, plain: 
     assert disk.counters.hits > 0 and disk.counters.failures == 0
 
 
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_sequence_is_read_only_if_that_pays(start: Start, monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
+    prompt = tokens(2, 700)
+    engine, _ = start()
+    ask(engine, req(prompt, 1))
+    engine.close()
+    engine, disk = start()
+    monkeypatch.setattr(disk, "pays", lambda *given: pays)
+    assert (ask(engine, req(prompt, 1)).n_cached > 0) == (disk.counters.hits > 0) == pays
+
+
 def test_two_servers_share_a_folder(start: Start, plain: Plain) -> None:
     """A server finds blocks that another one wrote, and blocks they both have are stored once."""
     one, disk = start()

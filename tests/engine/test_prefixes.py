@@ -87,15 +87,19 @@ def test_evaluated_prefix_is_shared_whatever_its_age(sequences: SequenceCache, s
     assert leader(sequences, slots, age=4, stored=150) is slots[0]
 
 
-@pytest.mark.parametrize("cache_prompt", [True, False])
+@pytest.mark.parametrize(
+    ("n", "cache_prompt", "waits"),
+    [(150, True, True), (150, False, False), (MIN_SHARED, True, True), (MIN_SHARED - 1, True, False)],
+)
 def test_a_request_that_lost_its_cells_waits_for_its_prefix_again(
-    sequences: SequenceCache, slots: list[Slot], cache_prompt: bool
+    sequences: SequenceCache, slots: list[Slot], n: int, cache_prompt: bool, waits: bool
 ) -> None:
-    fill(sequences, slots[0], 150, used=10)
+    fill(sequences, slots[0], n, used=10)
     slots[0].task = task(5)
     slots[1].begin(task(6, cache_prompt=cache_prompt), PROMPT)
+    sequences.drop(slots[1])
     sequences.follow(slots[1])
-    assert (slots[1].leader is not None) == cache_prompt
+    assert (slots[1].leader is not None) == waits
 
 
 def kept(sequences: SequenceCache) -> list[int]:
@@ -153,6 +157,24 @@ def test_an_idle_leader_keeps_its_cells_as_long_as_another_slot_has_some(full: S
     assert full.make_room(third)
     assert first.handle is not None and second.handle is None
     assert third.used >= MIN_SHARED
+
+
+def test_a_forked_sequence_gets_marks_for_its_own_checkpoints(
+    full: SequenceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[tuple[Any, int]] = []
+    monkeypatch.setattr(type(full.memory), "has_tails", True)
+    monkeypatch.setattr(full.memory, "mark", lambda *given: marks.append(given))
+    assert full.make_room(full.slots[2])
+    assert marks == [(full.slots[2].handle, 120), (full.slots[2].handle, PROMPT.size - 1)]
+
+
+def test_a_sequence_that_makes_room_for_a_slot_file_is_stored(full: SequenceCache) -> None:
+    first, second, third = full.slots
+    first.t_last_used, second.t_last_used = 2.0, 1.0
+    full.empty(third, 100, ())
+    assert first.handle is not None and second.handle is None and third.handle is not None
+    assert kept(full) == [120]
 
 
 @pytest.mark.parametrize("has_tails", [False, True])
