@@ -41,7 +41,7 @@ step "ruff check"
 step "ruff format"
 .venv/bin/ruff format --check .
 step "mypy"
-.venv/bin/mypy
+.venv/bin/mypy --num-workers auto
 step "lint-imports"
 .venv/bin/lint-imports --no-logo
 step "pytest"

@@ -66,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.leave_out(config.option.markexpr)
     if timeout := float(config.getini("timeout") or 0):
         config.pluginmanager.register(Watchdog(timeout))
+    if (process := getattr(config, "workerinput", None)) is not None:
+        from file_scheduling import collect_from_own_place
+
+        collect_from_own_place(config, int(process["workerid"].removeprefix("gw")), process["workercount"])
 
 
 @pytest.hookimpl(optionalhook=True)

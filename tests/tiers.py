@@ -41,9 +41,9 @@ def is_left_out(path: Path) -> bool:
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
+    """Put the longest files first, and all others in one order, wherever the collection began."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), item.path))
 
 
 def chosen(values: Iterable[Any], always: Collection[Any], id: Callable[[Any], str] | None = None) -> list[Any]:
