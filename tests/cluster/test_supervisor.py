@@ -190,6 +190,23 @@ def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes
     )
 
 
+def test_a_drained_service_does_not_end_again_with_a_needed_one(run_fakes: RunFakes) -> None:
+    async def test(fakes: FakeServices) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        fakes.supervisor.drain("server")
+        await fakes.until(lambda: fakes.phase("server") == DRAINED)
+        seen, restarts = len(fakes.seen), fakes.supervisor.statuses["worker"].state.restarts
+        os.kill(fakes.pid("worker"), signal.SIGKILL)
+        await fakes.until(lambda: fakes.supervisor.statuses["worker"].state.restarts > restarts)
+        await fakes.until(lambda: fakes.phase("worker") == READY)
+        assert {name for name, _ in fakes.seen[seen:]} == {"worker"} and fakes.phase("server") == DRAINED
+
+    run_fakes(
+        lambda fakes: [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)],
+        test,
+    )
+
+
 def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
