@@ -30,7 +30,7 @@ def test_each_tensor_is_required_by_name_or_optional(name: str, where: str, tmp_
         for tensor in file.tensors:
             roles.setdefault(re.sub(r"\.\d+\.", ".N.", tensor, count=1), []).append(tensor)
         missing = [names if where == "in all layers" else names[-1:] for names in roles.values()]
-        assert n_refused(file, build, missing) > 5
+        assert n_refused(file, build, missing) > 4  # the last layer may be that of a head
 
 
 @pytest.mark.slow
