@@ -93,11 +93,8 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
     path, model = spec.make(tiny, tmp_path / "mmproj.gguf", wtype=wtype), text.make(tiny, tmp_path / "text.gguf")
     pictures = [picture(*size) for size in TILED.get(tiny.projector, SIZES)]
     prompt = "see <__media__> and" * len(pictures)
-    for _ in range(4):  # in one run of ten, one row of pixtral is not a number there
-        with Mtmd(peer_bin, path, model) as mtmd:
-            theirs = mtmd.chunks(prompt, [media.data for media in pictures])
-        if all(chunk.embeddings is None or np.isfinite(chunk.embeddings).all() for chunk in theirs):
-            break
+    with Mtmd(peer_bin, path, model) as mtmd:
+        theirs = mtmd.chunks(prompt, [media.data for media in pictures])
     file, encoder = spec.encoder_of(path, tokens=tiny.tokens)
     tokenizer = load_tokenizer(GGUFFile.open(model).metadata)
     ours = tokenize(prompt, pictures, tokenizer.encode, tokenizer.find, encoder.prepare, bos=tokenizer.bos, eos=None)
@@ -117,14 +114,15 @@ def test_prompts_and_embeddings_are_those_of_mtmd(
             rows = spec.encode(device, file, encoder, given.input)
             assert rows.shape == chunk.embeddings.shape
             assert np.isfinite(rows).all()
-            cosines = (rows * chunk.embeddings).sum(1) / (
-                np.linalg.norm(rows, axis=1) * np.linalg.norm(chunk.embeddings, axis=1)
-            )
+            is_finite = np.isfinite(chunk.embeddings).all(1)
+            assert is_finite.sum() >= len(rows) - 1  # in one run of ten, one row of pixtral is not a number there
+            rows, expected = rows[is_finite], chunk.embeddings[is_finite]
+            sizes, expected_sizes = np.linalg.norm(rows, axis=1), np.linalg.norm(expected, axis=1)
+            cosines = (rows * expected).sum(1) / (sizes * expected_sizes)
             # Activations are rounded to 8 bits for quantized weights, in blocks of other sizes there. Both results are
             # further from that of floats than from each other.
             assert cosines.min() > (0.997 if wtype == "Q8_0" else 0.9999)
-            norms = np.linalg.norm(rows, axis=1) / np.linalg.norm(chunk.embeddings, axis=1)
-            np.testing.assert_allclose(norms, 1, atol=5e-2 if wtype == "Q8_0" else 2e-3)
+            np.testing.assert_allclose(sizes / expected_sizes, 1, atol=5e-2 if wtype == "Q8_0" else 2e-3)
         at += chunk.n_tokens
     assert at == len(ours.tokens) and next(spans, None) is None
 
