@@ -172,7 +172,7 @@ LONG = {
     "headings": "# h\n" * 10_000,
     "entities": "&amp;&lt;&#0;&#xFFFFFFF;" * 10_000,
 }
-MOST_MS = 100  # of processor time per task
+MOST_MS = 300  # of processor time per task: up to 100 on an idle machine, and seconds where work is not divided
 
 
 @pytest.mark.full
@@ -191,7 +191,7 @@ def test_long_answers_keep_tasks_short(chat: Page, engine: ScriptedEngine, what:
 
 def test_processor_time_is_measured(page: Page) -> None:
     """A loop counts and waiting does not, whatever the load of the machine."""
-    loop = "const end = performance.now() + 1000; while (performance.now() < end);"
+    loop = "const end = performance.now() + 3000; while (performance.now() < end);"
     with computing(page) as tasks:
         page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
     assert 0 < max(tasks) < MOST_MS
