@@ -1,4 +1,4 @@
-"""Distribution of test files among processes that keeps going if a process crashes."""
+"""Distribution of test files among processes: where each begins to read them, and what follows a crash."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ def collect_from_own_place(config: pytest.Config, process: int, n_processes: int
     """
     if [Path(config.rootpath, arg) for arg in config.args] != [TESTS]:
         return
-    sizes = {path: sum(file.stat().st_size for file in path.rglob("*.py")) for path in sorted(TESTS.iterdir())}
-    folders, begin, before = [path for path, size in sizes.items() if size], 0, 0
+    sizes: dict[Path, int] = {}
+    for path in sorted(TESTS.iterdir()):
+        files = [path] if path.match("test_*.py") else path.rglob("*.py")
+        if size := sum(file.stat().st_size for file in files):
+            sizes[path] = size
+    places, begin, before = list(sizes), 0, 0
     while before < sum(sizes.values()) * process // n_processes:
-        before += sizes[folders[begin]]
+        before += sizes[places[begin]]
         begin += 1
-    config.args = [str(folder) for folder in folders[begin:] + folders[:begin]]
+    config.args = [str(path) for path in places[begin:] + places[:begin]]
 
 
 class FileScheduling(LoadFileScheduling):
