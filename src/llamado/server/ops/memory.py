@@ -34,7 +34,6 @@ def freeze() -> None:
     gc.enable()
 
 
-@cache
 def _of_libc(name: str) -> Any:
     """Return a function of the C library, or None on systems other than Linux or without it."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
