@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from llamado.devices.split.placement import Placement
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.forward.pipeline import Depth
 from llamado.engine.forward.runner import ModelRunner
+from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 
 from .conftest import OpenModel
@@ -219,6 +221,32 @@ def test_other_sequences_do_not_change_bits(model: Path, kept: Open, alone: Arra
         got.append(logits[first : first + own])
         at += own
     assert same(np.concatenate(got), alone[:200])
+
+
+def count_tensors() -> int:
+    gc.collect()
+    return sum(type(found) is Tensor for found in gc.get_objects())
+
+
+def test_operations_of_compiled_graphs_are_dropped(model: Path, kept: Open) -> None:
+    forward = kept(model)
+    run(forward, [(1, 0, 0)])
+    before = count_tensors()
+    shapes = 0
+    for n in range(2, 9):
+        run(forward, [(1, i, 0) for i in range(n)])
+        shapes += 1
+    assert count_tensors() - before <= 8 * shapes, "inputs and results of each graph, but no operations"
+
+
+def test_graphs_of_dropped_programs_are_built_again(model: Path, start: Open, alone: Array) -> None:
+    forward = start(model)
+    tokens = text(N, 300)
+    assert same(feed(forward, tokens[:3], chunk=1), alone[:3])
+    small = forward.devices[0].working_bytes
+    assert same(feed(forward, tokens[:300], chunk=300), alone[:300])
+    assert forward.devices[0].working_bytes > max(small, 1 << 20), "the arena grew, which drops all programs"
+    assert same(feed(forward, tokens[:3], chunk=1), alone[:3])
 
 
 @pytest.mark.slow

@@ -679,12 +679,14 @@ class Graph:
     """Operations in an executable order.
 
     `nodes` are the operations, each after its sources; `leafs` are the data tensors they read. `inputs` and `outputs`
-    name the tensors that a caller writes before a run and reads after it.
+    name the tensors that a caller writes before a run and reads after it. `has_program` is True while a device keeps a
+    program that it made of the graph.
     """
 
-    __slots__ = ("_seen", "inputs", "leafs", "nodes", "outputs")
+    __slots__ = ("_seen", "has_program", "inputs", "leafs", "nodes", "outputs")
 
     def __init__(self) -> None:
+        self.has_program = False
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
         self.inputs: dict[str, Tensor] = {}
@@ -743,6 +745,20 @@ class Graph:
     def compact(self) -> None:
         """Free the set that only `expand` uses; a later `expand` rebuilds it."""
         self._seen = None
+
+    @property
+    def is_runnable(self) -> bool:
+        """True if the operations are there, or a device's program of them."""
+        return bool(self.nodes) or self.has_program
+
+    def discard_nodes(self) -> None:
+        """Drop the operations, because a device has a program of them; inputs and outputs stay.
+
+        A graph of a thousand operations takes 400 KB, and every full run of the cycle collector visits them.
+        """
+        self.nodes, self.leafs, self._seen = [], [], None
+        for output in self.outputs.values():
+            output.src = output.root()[0].src = ()
 
     def _add(self, node: Tensor) -> None:
         node.flags |= _COMPUTE

@@ -45,6 +45,8 @@ COPIES = {Op.CPY, Op.DUP, Op.CONT}
 
 def check_graph(graph: Graph) -> None:
     """Raise `DeviceError` if a graph is too large."""
+    if not graph.nodes:
+        raise DeviceError("a graph without operations")
     if len(graph.nodes) > MAX_NODES:
         raise DeviceError(f"a graph of {len(graph.nodes)} operations; at most {MAX_NODES} are taken")
     for node in graph.nodes:

@@ -134,20 +134,25 @@ class Programs(Generic[ProgramT]):
     def add(self, program: ProgramT) -> None:
         """Keep a program."""
         self._kept[id(program.graph)] = program
+        program.graph.has_program = True
         if len(self._kept) > self._most:
-            self._free(self._kept.popitem(last=False)[1])
+            self._drop(self._kept.popitem(last=False)[1])
 
     def drop(self, graph: Graph) -> None:
         """Drop the program of a graph, if there is one."""
         if (program := self.get(graph)) is not None:
             del self._kept[id(graph)]
-            self._free(program)
+            self._drop(program)
 
     def clear(self) -> None:
         """Drop all programs."""
         for program in self._kept.values():
-            self._free(program)
+            self._drop(program)
         self._kept.clear()
+
+    def _drop(self, program: ProgramT) -> None:
+        program.graph.has_program = False
+        self._free(program)
 
     @property
     def size(self) -> int:

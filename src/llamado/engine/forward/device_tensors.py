@@ -106,6 +106,11 @@ class DeviceTensors:
         self._held: set[tuple[str, int]] = set()  # those with memory and contents
         self._fixed: Own = {}  # memory of inputs and crossing results
 
+    @property
+    def in_place(self) -> bool:
+        """True if one device of this process runs all batches, each as one part."""
+        return len(self.used) == 1 and self._devices[self.used[0]].local
+
     # -- graphs ------------------------------------------------------------------------------------------------------
 
     def cut(self, shape: BatchShape) -> CutGraph:

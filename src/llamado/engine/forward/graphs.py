@@ -112,15 +112,28 @@ class Graphs:
         return n_tokens, n_outputs, reach
 
     def get(self, shape: BatchShape) -> CutGraph:
-        """Return the graph for a shape, built and bound once."""
+        """Return the graph for a shape, built once, and again if its device has dropped the program that was made of
+        it: then its operations are no longer there.
+        """
         graph = self._graphs.get(shape)
-        if graph is not None:
+        if graph is not None and graph.parts[0].graph.is_runnable:
             self._graphs.move_to_end(shape)
             return graph
-        graph = self._graphs[shape] = self._tensors.cut(shape)
-        self._tensors.bind(graph.parts)
+        graph = self.build(shape)
+        if self._tensors.in_place:
+            (part,) = graph.parts
+            self._devices[part.device].prepare(part.graph)
+            if part.graph.has_program:
+                part.graph.discard_nodes()
+        self._graphs[shape] = graph
         if len(self._graphs) > _GRAPHS_KEPT:
             self._graphs.popitem(last=False)
+        return graph
+
+    def build(self, shape: BatchShape) -> CutGraph:
+        """Return a new graph for a shape."""
+        graph = self._tensors.cut(shape)
+        self._tensors.bind(graph.parts)
         return graph
 
     def clear(self) -> None:

@@ -339,7 +339,7 @@ class ModelRunner:
         spans = [Span(handle, start, n, before=[0] * start)]
         self.start(np.zeros(n, np.int32), spans, np.array([n - 1], np.int32)).result()
         self.memory.free(handle)
-        graph = self._graphs.get(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph
+        graph = self._graphs.build(self._graphs.shape(n, 1, start + n, n_seqs=n_seqs)).parts[0].graph
         return Profile(graph, device.profile(graph, repeats))
 
     def _settle(self, progress: Progress | None = None) -> None:
