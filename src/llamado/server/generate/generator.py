@@ -130,7 +130,7 @@ class Generator:
         requests = await engine_requests(request, served.grammars)
         constraint = requests[0].constraint
         control = constraint if request.control and isinstance(constraint, ReasoningControl) else None
-        generation, response = begin(
+        generation, response = await begin(
             self._mailbox,
             served.engine,
             requests,

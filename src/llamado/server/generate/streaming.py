@@ -35,6 +35,10 @@ _EVENT = 4
 # Seconds that the engine's thread waits at most for the delivery of a step's tokens: several times what writing those
 # of a dozen streams takes.
 _DELIVERY_SECONDS = 0.001
+# Requests of one body that are submitted without a pause of the event loop: some milliseconds.
+_AT_ONCE = 32
+# What writing a result takes besides its text, in characters (see LONG_TEXT).
+_RESULT = 64
 
 
 class Mailbox:
@@ -149,10 +153,14 @@ class Generation:
         self.on_close: Callable[[], None] | None = None
         """Called when the response ends."""
 
-    def start(self) -> None:
-        """Submit all requests. If the engine rejects one, cancel the others and raise its error."""
+    async def start(self) -> None:
+        """Submit all requests; other work of the event loop runs in between. If the engine rejects one, cancel the
+        others and raise its error.
+        """
         try:
             for i, request in enumerate(self.requests):
+                if i % _AT_ONCE == _AT_ONCE - 1:
+                    await asyncio.sleep(0)
                 if not request.prompt:
                     self.receive([(i, Done(_empty_result(request)))])
                     continue
@@ -462,13 +470,10 @@ class EventStream(Response):
 
 
 def _weight(events: Sequence[tuple[int, Event]]) -> int:
-    """Return the number of probabilities and biases to write: up to one for each token of the vocabulary."""
-    weight = 0
-    for _, event in events:
-        weight += _probabilities(event)
-        if isinstance(event, Done):
-            weight += len(event.result.request.params.sampling.logit_bias)
-    return weight
+    """Return the size of what is to be written, mostly probabilities and biases: up to one for each token of the
+    vocabulary.
+    """
+    return sum(_size(event.result) if isinstance(event, Done) else _probabilities(event) for _, event in events)
 
 
 def _probabilities(event: Event) -> int:
@@ -478,7 +483,7 @@ def _probabilities(event: Event) -> int:
 
 
 def _size(result: Result) -> int:
-    return sum(len(p.top) for p in result.probs) + len(result.request.params.sampling.logit_bias)
+    return _RESULT + sum(len(p.top) for p in result.probs) + len(result.request.params.sampling.logit_bias)
 
 
 class _Ping:
@@ -538,7 +543,7 @@ class Answer(Response):
         await response(scope, receive, send)
 
 
-def begin(
+async def begin(
     mailbox: Mailbox,
     engine: ServedEngine,
     requests: Sequence[Request],
@@ -550,7 +555,7 @@ def begin(
 ) -> tuple[Generation, Response]:
     """Submit requests to the engine; return the generation, and the response that writes its events."""
     generation = Generation(mailbox, engine, requests, stream=stream, control=control)
-    generation.start()
+    await generation.start()
     if stream:
         return generation, EventStream(generation, format, ping_interval=ping_interval)
     return generation, Answer(generation, format)
