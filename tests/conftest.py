@@ -21,6 +21,7 @@ import pytest
 import tiers
 from bits import BITS
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from waiting import GUARD
 from watchdog import Watchdog
 
@@ -53,6 +54,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("llamado")
+# Neither do they depend on constants in the modules that are loaded; reading those takes each process up to 3 s.
+if not os.environ.get("LLAMADO_FUZZ"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
