@@ -9,7 +9,7 @@ import pytest
 
 from llamado.commands import serve
 from llamado.errors import LlamadoError
-from llamado.server.ops import memory
+from llamado.processes import memory
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -120,7 +120,7 @@ def test_the_connection_class_finds_its_base() -> None:
 def test_the_server_class_finds_its_base() -> None:
     inherited, overridden, _ = names_used(signals, "GracefulServer")
     server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
-    assert {"force_exit", "server_state", "handle_exit"} <= inherited and overridden == {"shutdown"}
+    assert {"force_exit", "server_state", "handle_exit"} <= inherited and overridden == {"shutdown", "startup"}
     assert missing(server, inherited | overridden | {"capture_signals"}) == ""
     assert missing(server.config, {"timeout_graceful_shutdown"}) == ""
     assert missing(server.server_state, {"connections", "tasks"}) == ""

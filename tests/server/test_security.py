@@ -18,21 +18,22 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fakes import client, run
+from fakes import FakeEngine, client, run
 from server_processes import ServerProcess
 from waiting import GUARD, until
+from wire import serving
 
 from llamado.engine.request import TokenProb, TokenProbs
 from llamado.http.access import AccessRules, digest, key_is_valid
 from llamado.http.bodies import MAX_BODY
 from llamado.http.connections import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from llamado.http.json_body import LONG_BODY, MAX_COUNTS, MAX_DEPTH, MAX_QUOTES, MOST_SPACE, is_deeper, parse_json
+from llamado.processes import memory
 from llamado.server.errors import ApiError
 from llamado.server.generate.formats import probs_json
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS
 from llamado.server.generate.prompts import MOST_TEXT
 from llamado.server.generate.threads import LONG_TEXT
-from llamado.server.ops import memory
 
 Start = Callable[..., tuple[ServerProcess, str]]
 
@@ -257,11 +258,9 @@ async def test_memory_that_was_in_use_for_long_is_returned_after_it_is_freed(mon
     watch.cancel()
 
 
-BLOCKS = """
+SERVE = """
 from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
-from llamado.http.sockets import listen
-from llamado.server.ops import memory
 from llamado.server.run import serve
 from llamado.server.settings import Settings
 
@@ -269,6 +268,27 @@ def load(settings, report):
     raise LlamadoError("no model")
 
 assert serve(Settings(source=ModelSource(spec="fake")), load, listen(("127.0.0.1",), 0)) == 1
+"""
+GATEWAY = """
+from llamado.gateway import serve
+from llamado.gateway.options import GatewayOptions, ReplicaOptions
+
+serve.GatewayServer.run = lambda self, sockets: None
+serve.serve_gateway(GatewayOptions(replicas=(ReplicaOptions(url="http://127.0.0.1:1"),)), listen(("127.0.0.1",), 0))
+"""
+ROUTER = """
+import tempfile
+from llamado.commands.serve import serve_settings
+from llamado.commands.cli import make_parser
+from llamado.flags import parse
+from llamado.router import serve
+
+serve.RouterServer.run = lambda self, sockets: None
+with tempfile.TemporaryDirectory() as folder:
+    flags, _ = parse(make_parser("serve"), "serve", ["--models-dir", folder])
+    serve.serve_router(serve_settings(flags), flags, listen(("127.0.0.1",), 0), lambda model: 0)
+"""
+LARGE_BLOCKS = """
 first = bytearray(memory.LARGE + 1)
 del first
 before = memory._heap_info()().hblkhd
@@ -278,8 +298,34 @@ assert memory._heap_info()().hblkhd >= before + memory.LARGE, "in a heap"
 
 
 @pytest.mark.skipif(not memory.free_in_heap(), reason="the C library has no mallinfo2")
-def test_a_server_s_large_blocks_are_mapped_even_after_one_was_freed() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS], check=True, timeout=GUARD)
+@pytest.mark.parametrize("start", [SERVE, GATEWAY, ROUTER], ids=["server", "gateway", "router"])
+def test_large_blocks_are_mapped_even_after_one_was_freed(start: str) -> None:
+    imports = "from llamado.processes import memory\nfrom llamado.http.sockets import listen\n"
+    subprocess.run([sys.executable, "-c", imports + start + LARGE_BLOCKS], check=True, timeout=GUARD)
+
+
+@pytest.mark.parametrize("start", [GATEWAY, ROUTER], ids=["gateway", "router"])
+def test_collections_leave_out_what_stays(start: str) -> None:
+    imports = "import gc\nfrom llamado.processes import memory\nfrom llamado.http.sockets import listen\n"
+    check = "assert gc.isenabled() and gc.get_freeze_count() > 10_000 and gc.get_threshold() == memory.THRESHOLDS"
+    subprocess.run([sys.executable, "-c", imports + start + check], check=True, timeout=GUARD)
+
+
+def test_memory_is_watched_while_a_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def watch() -> None:
+        seen.append("began")
+        try:
+            await asyncio.sleep(GUARD)
+        finally:
+            seen.append("ended")
+
+    monkeypatch.setattr(memory, "watch", watch)
+    with serving(FakeEngine()) as wire:
+        assert httpx.get(wire.url + "/health").status_code == 200
+        assert seen == ["began"]
+    assert seen == ["began", "ended"]
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/apply-template"])

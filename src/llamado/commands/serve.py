@@ -265,7 +265,6 @@ def _run_serve(flags: ParsedFlags) -> int:
         from llamado.commands.memory_need import memory_need
         from llamado.router.serve import serve_router
 
-        gc.enable()
         return serve_router(settings, flags, listening, lambda model: memory_need(model.launch.args, model.launch.env))
 
     from llamado.server.load import load_served

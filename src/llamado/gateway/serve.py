@@ -17,6 +17,7 @@ from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
+from llamado.processes import memory
 
 log = logging.getLogger("llamado.gateway")
 
@@ -63,7 +64,9 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
 
 def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
     """Serve until a signal arrives; return the exit code. Raises GatewayError."""
+    memory.map_large_blocks()
     server = make_gateway(options)
+    memory.freeze()
     for sock in sockets:
         log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))
     for replica in options.replicas:

@@ -1,4 +1,7 @@
-"""Graceful shutdown: the first signal finishes running requests, the second ends them at once with an error."""
+"""The uvicorn server of all servers: returns freed memory, and shuts down gracefully.
+
+The first signal finishes running requests, the second ends them at once with an error.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import uvicorn
 
 from llamado.http.access import Access
 from llamado.http.connections import HttpConnection
+from llamado.processes import memory
 
 log = logging.getLogger("llamado.server")
 
@@ -29,6 +33,11 @@ class GracefulServer(uvicorn.Server):
     """
 
     access: Access | None = None
+    _memory_watch: asyncio.Task[None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._memory_watch = asyncio.ensure_future(memory.watch())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.access is not None:

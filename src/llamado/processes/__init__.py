@@ -1,1 +1,1 @@
-"""Child processes that end with this process."""
+"""This process and its children: children that end with it, its secrets and its memory."""

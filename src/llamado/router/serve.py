@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 from types import FrameType
 
-from llamado.devices.limits import memory
+from llamado.devices import limits
 from llamado.flags import ParsedFlags, memory_size
 from llamado.http.access import HEALTH, Access, AccessPaths, busy_app
 from llamado.http.bodies import MAX_MEDIA_BODY
@@ -16,6 +16,7 @@ from llamado.http.monitoring.counter import RequestCounter
 from llamado.http.running import announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
+from llamado.processes import memory
 from llamado.router import catalog as catalogs
 from llamado.router.app import CHANGING, NeedOf, Router, RouterOptions
 from llamado.router.catalog import Catalog, CatalogError, RoutedModel
@@ -153,13 +154,15 @@ def make_server(settings: Settings, flags: ParsedFlags, need_of: NeedOf = lambda
 def _memory_limit(flags: ParsedFlags) -> int:
     """Return the bytes of memory for all models together; 0: no limit. Raises FlagError."""
     if flags.models_memory is None:
-        return memory().total
+        return limits.memory().total
     return 0 if flags.models_memory.strip() == "0" else memory_size(flags.models_memory, "--models-memory")
 
 
 def serve_router(settings: Settings, flags: ParsedFlags, sockets: list[socket.socket], need_of: NeedOf) -> int:
     """Serve many models until a signal arrives; return the exit code. Raises as `make_server` does."""
+    memory.map_large_blocks()
     server = make_server(settings, flags, need_of)
+    memory.freeze()
     for note in settings.notes:
         log.info("%s", note)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]

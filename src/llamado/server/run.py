@@ -23,10 +23,10 @@ from llamado.http.connections import HEADER_SECONDS, ConnectionLimits, configure
 from llamado.http.running import ServerFile, announce
 from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
+from llamado.processes import memory
 from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
 from llamado.server.model import ServedLab, ServedModel
-from llamado.server.ops import memory
 from llamado.server.ops.banner import overview
 from llamado.server.ops.discovery import LanWorkers, Listen
 from llamado.server.ops.sleep import Sleep
@@ -188,7 +188,7 @@ def serve(
     config = configure(make_app, gate, cast(Any, refuse), key=settings.ssl_key, certificate=settings.ssl_cert)
 
     def watchers() -> list[Coroutine[None, None, None]]:
-        always = [memory.watch(), state.live.watch(lambda: state.served.snapshot() if state.served else None)]
+        always = [state.live.watch(lambda: state.served.snapshot() if state.served else None)]
         seconds = settings.switches.sleep_idle_seconds
         if seconds < 0:
             return always

@@ -16,9 +16,9 @@ from typing import NoReturn, Protocol
 from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.http.access import HEALTH
+from llamado.processes import memory
 from llamado.server.errors import ApiError
 from llamado.server.model import ServedModel
-from llamado.server.ops import memory
 
 log = logging.getLogger("llamado.server")
 
