@@ -14,6 +14,7 @@ from fakes import FakeEngine, client, read, run
 from llamado.engine.errors import QueueFull
 from llamado.engine.request import Event, Request, Result
 from llamado.server.generate.formats import NativeFormat
+from llamado.server.generate.streaming import Generation, Mailbox
 
 N = 400
 BODY = {"prompt": ["x"] * N, "n_predict": 1}
@@ -62,6 +63,20 @@ def test_a_request_that_is_rejected_cancels_the_earlier_ones() -> None:
     engine = TurnsEngine(most=100)
     status, _ = run(post(engine, BODY))
     assert status == 503 and sorted(set(engine.cancelled)) == list(range(1, 101))
+
+
+def test_events_before_a_rejection_do_not_count_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    mailboxes: set[Mailbox] = set()
+    count_unread = Mailbox.count_unread
+
+    def noted(self: Mailbox, generation: Generation, events: Sequence[tuple[int, Event]]) -> None:
+        mailboxes.add(self)
+        count_unread(self, generation, events)
+
+    monkeypatch.setattr(Mailbox, "count_unread", noted)
+    status, _ = run(post(TurnsEngine(most=0), {"prompt": [[], "x"]}))
+    (mailbox,) = mailboxes
+    assert status == 503 and (mailbox._unread, mailbox._total) == ({}, 0)
 
 
 def test_many_results_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ COPIES = {Op.CPY, Op.DUP, Op.CONT}
 
 
 def check_graph(graph: Graph) -> None:
-    """Raise `DeviceError` if a graph is too large."""
+    """Raise `DeviceError` if a graph is empty or too large."""
     if not graph.nodes:
         raise DeviceError("a graph without operations")
     if len(graph.nodes) > MAX_NODES:

@@ -168,6 +168,7 @@ class Generation:
                 self.tasks.append(self._engine.submit(request, emit, flush=self._mailbox.flush))
         except BaseException:
             self.cancel()
+            self._mailbox.forget(self)
             raise
         self._mailbox.begin()
         record = current.get()
